@@ -1,0 +1,479 @@
+"""Unnormalised densities as NumPyro distributions, and the guard over their normalisers."""
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import jaxpr_as_fun
+from jax.scipy.special import gammaln
+from jax.tree_util import Partial
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.transforms import ParameterFreeTransform
+from numpyro.distributions.util import validate_sample
+from numpyro.util import not_jax_tracer
+
+from numpyro_ebm.energies import as_energy
+
+
+class IntractableNormalizerError(RuntimeError):
+    """The gradient of an unnormalised density was asked for in what its normaliser depends on."""
+
+
+def _refuse(site: str) -> IntractableNormalizerError:
+    return IntractableNormalizerError(
+        f"{site}: the normaliser of this EnergyBased distribution depends on a parameter or latent variable that is being "
+        "differentiated, and is unknown, so that this gradient would be silently wrong. Two ways out: train with "
+        "SVI(numpyro_ebm.estimate(model, numpyro_ebm.ContrastiveDivergence(pool)), ...) or numpyro_ebm.DualSGDA; or, where "
+        "log Z is known, give it as EnergyBased(..., log_normalizer=...), as a function of the same parameters."
+    )
+
+
+def _guard(site: str, operands: list, log_normalizer: Any) -> tuple:
+    """Identity whose derivative in `operands` is an error, unless `log_normalizer` moves along."""
+
+    @jax.custom_jvp
+    def guard(operands, log_normalizer):
+        return operands, log_normalizer
+
+    def rule(primals, tangents):
+        moved = [t for t in tangents[0] if not isinstance(t, SymbolicZero)]
+        if moved and isinstance(tangents[1], SymbolicZero | None):
+            raise _refuse(site)
+        return primals, tangents
+
+    guard.defjvp(rule, symbolic_zeros=True)
+    return guard(operands, log_normalizer)
+
+
+class EnergyBased(dist.Distribution):
+    r"""Distribution with density proportional to ``base(x) * exp(-inverse_temperature * energy(x))``.
+
+    The log-density lacks the logarithm of the normaliser
+
+    .. math:: Z = \int e^{-\beta f(x)} \, d\tau(x)
+
+    unless `log_normalizer` is given. Derivatives in x are exact all the same. A derivative in
+    anything that Z depends on raises :class:`IntractableNormalizerError` (the guard).
+
+    Parameters
+    ----------
+    energy
+        :class:`~numpyro_ebm.Energy`, or a callable of single events (:func:`~numpyro_ebm.as_energy`).
+    base
+        Base distribution :math:`\tau`; its event shape is that of x, its support is the support.
+        ``ImproperUniform`` is a flat base.
+    inverse_temperature
+        :math:`\beta \geq 0`, scalar or of the batch shape.
+    log_normalizer
+        log Z where it is known: a number or array of the batch shape, a callable without
+        arguments, or a callable of this distribution. It lifts the guard only where it depends
+        on what is differentiated.
+    sampler
+        ``sampler(rng_key, distribution, sample_shape)``, which returns draws of shape
+        ``sample_shape + batch_shape + event_shape``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the base is not a distribution, the energy does not fit its events, or the inverse
+        temperature is negative or not finite.
+
+    Notes
+    -----
+    Integer x is taken as floating point. The result has the promoted type of x, base and energy.
+    Where the support is bounded, the density outside is 0 whether or not validation is on. Points
+    off the sphere are not detected by `log_prob` unless validation is on.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numpyro.distributions as dist
+    >>> d = EnergyBased(lambda x: 4 * x**2, dist.Normal(0, 1))    # N(0, 1/9), unnormalised
+    >>> float(d.score(jnp.array(1.0)))
+    -9.0
+    """
+
+    arg_constraints: dict = {}
+    pytree_data_fields = ("energy", "base", "inverse_temperature", "log_normalizer")
+    pytree_aux_fields = ("sampler",)
+    reparametrized_params: list = []
+
+    def __init__(
+        self,
+        energy: Any,
+        base: dist.Distribution,
+        inverse_temperature: Any = 1.0,
+        log_normalizer: Any = None,
+        sampler: Callable | None = None,
+        *,
+        validate_args: bool | None = None,
+    ):
+        if not isinstance(base, dist.Distribution):
+            raise TypeError(f"base must be a NumPyro distribution, got {type(base).__name__}")
+        if not_jax_tracer(inverse_temperature):
+            values = np.asarray(inverse_temperature)
+            if not (np.isfinite(values).all() and (values >= 0).all()):
+                raise ValueError(f"inverse_temperature must be nonnegative and finite, got {inverse_temperature}")
+        if sampler is not None and not callable(sampler):
+            raise TypeError(f"sampler must be callable, got {type(sampler).__name__}")
+        self.base = base
+        self.energy = as_energy(energy, base.event_shape, base.batch_shape)
+        self.inverse_temperature = inverse_temperature
+        callable_normalizer = callable(log_normalizer) and not isinstance(log_normalizer, Partial)
+        self.log_normalizer = Partial(log_normalizer) if callable_normalizer else log_normalizer
+        self.sampler = sampler
+        shapes = base.batch_shape, self.energy.batch_shape, jnp.shape(inverse_temperature)
+        try:
+            batch_shape = jnp.broadcast_shapes(*shapes)
+        except ValueError as error:
+            raise ValueError(
+                "the batch shapes of base, energy and inverse_temperature do not broadcast: "
+                f"{shapes[0]}, {shapes[1]} and {shapes[2]}"
+            ) from error
+        super().__init__(batch_shape, base.event_shape, validate_args=validate_args)
+
+    @property
+    def support(self):
+        return self.base.support
+
+    @property
+    def has_rsample(self) -> bool:
+        return False
+
+    def unnormalized_log_prob(self, value: jax.Array) -> jax.Array:
+        """``base.log_prob(x) - inverse_temperature * energy(x)``, without the guard and log Z.
+
+        Parameters
+        ----------
+        value
+            Shape ``(..., *batch_shape, *event_shape)``.
+
+        Returns
+        -------
+        jax.Array
+            Shape ``(..., *batch_shape)``; ``-inf`` outside a bounded support.
+
+        Raises
+        ------
+        ValueError
+            If the trailing dimensions of `value` are not the event shape.
+        """
+        value = jnp.asarray(value)
+        if not jnp.issubdtype(value.dtype, jnp.inexact):
+            value = value.astype(jnp.result_type(float))
+        if value.shape[value.ndim - self.event_dim :] != self.event_shape or value.ndim < self.event_dim:
+            raise ValueError(f"x has shape {value.shape}, which does not end in the event shape {self.event_shape}")
+        if _is_unbounded(self.support):
+            return self.base.log_prob(value) - self.inverse_temperature * self.energy(value)
+        inside = self.support(value)
+        feasible = jnp.reshape(inside, inside.shape + (1,) * self.event_dim)
+        value = jnp.where(feasible, value, self.support.feasible_like(value))
+        density = self.base.log_prob(value) - self.inverse_temperature * self.energy(value)
+        return jnp.where(inside, density, -jnp.inf)
+
+    def log_normalizer_value(self):
+        if not callable(self.log_normalizer):
+            return self.log_normalizer
+        code = getattr(self.log_normalizer.func, "__code__", None)
+        takes_argument = code is not None and code.co_argcount - len(self.log_normalizer.func.__defaults__ or ()) > 0
+        return self.log_normalizer(self) if takes_argument else self.log_normalizer()
+
+    @validate_sample
+    def log_prob(self, value: jax.Array) -> jax.Array:
+        """Log-density, less log Z where that is not known; guarded.
+
+        Raises
+        ------
+        IntractableNormalizerError
+            When it is differentiated in a parameter of energy, base or inverse temperature.
+        """
+        value = jnp.asarray(value)
+        closed = jax.make_jaxpr(self.unnormalized_log_prob)(value)
+        guarded = [jnp.issubdtype(jnp.result_type(c), jnp.inexact) for c in closed.consts]
+        operands = [c for c, g in zip(closed.consts, guarded, strict=True) if g]
+        operands, log_normalizer = _guard(site_name(self), operands, self.log_normalizer_value())
+        rest = iter(operands)
+        consts = [next(rest) if g else c for c, g in zip(closed.consts, guarded, strict=True)]
+        (density,) = jaxpr_as_fun(closed.replace(consts=consts))(value)
+        return density if log_normalizer is None else density - log_normalizer
+
+    def score(self, value: jax.Array) -> jax.Array:
+        """Gradient of the log-density in x, exact without log Z.
+
+        Parameters
+        ----------
+        value
+            Shape ``(..., *batch_shape, *event_shape)``.
+
+        Returns
+        -------
+        jax.Array
+            The shape of `value`; on a sphere the gradient in the ambient space.
+        """
+        value = jnp.asarray(value)
+        if not jnp.issubdtype(value.dtype, jnp.inexact):
+            value = value.astype(jnp.result_type(float))
+        density, pullback = jax.vjp(self.unnormalized_log_prob, value)
+        return pullback(jnp.ones_like(density))[0]
+
+    def with_sampler(self, sampler: Callable) -> "EnergyBased":
+        """Return this distribution with ``sampler(rng_key, distribution, sample_shape)``."""
+        if not callable(sampler):
+            raise TypeError(f"sampler must be callable, got {type(sampler).__name__}")
+        other = copy.copy(self)
+        other.sampler = sampler
+        return other
+
+    def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        """Draw with the sampler.
+
+        Raises
+        ------
+        NotImplementedError
+            Where no sampler was given.
+        """
+        if self.sampler is None:
+            raise NotImplementedError(
+                f"{site_name(self)}: an EnergyBased distribution has no sampler of its own. Give it one by "
+                ".with_sampler(sampler), where sampler(rng_key, distribution, sample_shape) returns draws; or sample the "
+                "site by MCMC with numpyro_ebm.MALA or NUTS."
+            )
+        draws = self.sampler(key, self, sample_shape)
+        if jnp.shape(draws) != self.shape(sample_shape):
+            raise ValueError(
+                f"{site_name(self)}: the sampler returned shape {jnp.shape(draws)}, expected {self.shape(sample_shape)}"
+            )
+        return draws
+
+
+def detached(distribution: EnergyBased, value: jax.Array) -> Callable:
+    """Return the unguarded log-density at the shape of `value`, constant in its parameters.
+
+    Parameters and latent variables hide in closures, where `jax.lax.stop_gradient` can't reach
+    them; they are made arguments first. Chains move on this function.
+    """
+    closed = jax.make_jaxpr(distribution.unnormalized_log_prob)(value)
+    frozen = jaxpr_as_fun(closed.replace(consts=jax.lax.stop_gradient(closed.consts)))
+    return lambda x: frozen(x)[0]
+
+
+def unwrap(fn: dist.Distribution) -> EnergyBased | None:
+    """The `EnergyBased` under plates' expansion, masks and ``to_event``; None if there is none."""
+    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
+        fn = fn.base_dist
+    return fn if isinstance(fn, EnergyBased) else None
+
+
+def caller_variables(*names: str) -> Iterator[Any]:
+    """Values of local variables of these names in the calling frames, innermost first.
+
+    NumPyro passes neither a site's name to its distribution, nor the inference object to a
+    handler. Both are on the stack, and are needed for messages that say where.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        for name in names:
+            if name in frame.f_locals:
+                yield frame.f_locals[name]
+        frame = frame.f_back
+
+
+def site_name(distribution: EnergyBased) -> str:
+    """``"site 'x'"`` where NumPyro is at work on one, else ``"EnergyBased"``."""
+    for site in caller_variables("site", "msg"):
+        if isinstance(site, dict) and site.get("type") == "sample" and unwrap(site.get("fn")) is not None:
+            if unwrap(site["fn"]) is distribution:
+                return f"site {site['name']!r}"
+    return "EnergyBased"
+
+
+def validate_observations(name: str, distribution: EnergyBased, value: Any) -> None:
+    """Raise if observations are not finite, off the support or of the wrong shape.
+
+    Parameters
+    ----------
+    name
+        Name of the site, for the message.
+    distribution
+        The distribution of the site.
+    value
+        Observations, shape ``(..., *event_shape)``. Values under a `jax` transformation can't be
+        looked at; only their shape is checked.
+
+    Raises
+    ------
+    ValueError
+        With the row, and for arrays of vectors the column, of the first fault.
+    """
+    shape, event_dim = jnp.shape(value), distribution.event_dim
+    if len(shape) < event_dim or shape[len(shape) - event_dim :] != distribution.event_shape:
+        raise ValueError(
+            f"site {name!r}: observations have shape {shape}, which does not end in the event shape "
+            f"{distribution.event_shape} of the base"
+        )
+    inside = distribution.support(jnp.asarray(value))
+    if not_jax_tracer(value) and not_jax_tracer(inside):
+        refuse_faults(name, value, inside, distribution.support)
+
+
+def refuse_faults(name: str, value: Any, inside: Any, support: Any) -> None:
+    """Raise for the first entry of `value` that is not finite, then for the first False of `inside`.
+
+    Parameters
+    ----------
+    name
+        Name of the site.
+    value, inside
+        Observations, and whether each lies in the support.
+    support
+        The support, or its text, for the message.
+
+    Raises
+    ------
+    ValueError
+        With the row, and for arrays of vectors the column.
+    """
+    value = np.asarray(value)
+    if not np.issubdtype(value.dtype, np.floating):
+        value = value.astype(np.float32)
+    faults = np.argwhere(~np.isfinite(value))
+    if len(faults):
+        raise ValueError(
+            f"site {name!r}: observations must be finite, got {value[tuple(faults[0])]} at {_place(faults[0])} "
+            f"({len(faults)} such {'entry' if len(faults) == 1 else 'entries'}): remove or impute the rows"
+        )
+    faults = np.argwhere(~np.asarray(inside))
+    if len(faults):
+        event = value[tuple(faults[0])]
+        norm = f", of norm {np.linalg.norm(event):.6g}" if "Sphere" in str(support) else ""
+        raise ValueError(
+            f"site {name!r}: observations must lie in the support {support}, but {_place(faults[0])} does not: "
+            f"{np.array2string(event, precision=4, threshold=6)}{norm} ({len(faults)} such)"
+        )
+
+
+def _place(index):
+    return ", ".join(
+        f"{label} {int(i)}" for label, i in zip(("row", "column", *["dimension"] * 9), index, strict=False)
+    )
+
+
+class _Sphere(constraints.ParameterFreeConstraint):
+    """Unit vectors. NumPyro's own sphere has no bijection; this one has one up to a point."""
+
+    event_dim = 1
+    tolerance = 1e-4
+
+    def __call__(self, x):
+        xp = np if isinstance(x, np.ndarray) else jnp
+        return xp.abs(xp.linalg.norm(x, axis=-1) - 1) < self.tolerance
+
+    def feasible_like(self, prototype):
+        return jnp.full_like(prototype, prototype.shape[-1] ** -0.5)
+
+
+sphere = _Sphere()
+"""Constraint: unit vectors of R^d."""
+
+
+def is_sphere(support: constraints.Constraint) -> bool:
+    """Whether a support is the unit sphere: this library's constraint, or NumPyro's."""
+    return isinstance(support, _Sphere | type(constraints.sphere))
+
+
+def _is_unbounded(support):
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.real or is_sphere(support)
+
+
+class StereographicTransform(ParameterFreeTransform):
+    r"""Stereographic map of :math:`R^{d-1}` onto the unit sphere of :math:`R^d`, less its last pole.
+
+    .. math:: x = \left(\frac{2 y}{1 + |y|^2}, 1 - \frac{2}{1 + |y|^2}\right), \quad
+        \left|\frac{d\mu}{dy}\right| = \frac{1}{A_d} \left(\frac{2}{1 + |y|^2}\right)^{d-1}
+
+    with respect to the uniform measure :math:`\mu` on the sphere, whose area is :math:`A_d`.
+    """
+
+    domain = constraints.real_vector
+    codomain = sphere
+
+    def __call__(self, x):
+        scale = 2 / (1 + jnp.sum(x**2, -1, keepdims=True))
+        return jnp.concatenate([scale * x, 1 - scale], -1)
+
+    def _inverse(self, y):
+        gap = jnp.maximum(1 - y[..., -1:], jnp.finfo(y.dtype).eps)
+        return y[..., :-1] / gap
+
+    def log_abs_det_jacobian(self, x, y, intermediates=None):
+        dim = jnp.shape(y)[-1]
+        log_area = jnp.log(2) + dim / 2 * jnp.log(jnp.pi) - gammaln(dim / 2)
+        return (dim - 1) * (jnp.log(2) - jnp.log1p(jnp.sum(x**2, -1))) - log_area
+
+    def forward_shape(self, shape):
+        return (*shape[:-1], shape[-1] + 1)
+
+    def inverse_shape(self, shape):
+        return (*shape[:-1], shape[-1] - 1)
+
+
+@biject_to.register(_Sphere)
+def _biject_to_sphere(constraint):
+    return StereographicTransform()
+
+
+class SphereUniform(dist.Distribution):
+    """Uniform distribution on the unit sphere of R^dim; its density is 1 with respect to itself.
+
+    Densities on the sphere are taken with respect to the uniform probability measure, so that
+    `log_prob` is 0 and log-likelihoods are in nats over uniform.
+
+    Parameters
+    ----------
+    dim
+        Dimension of the space around the sphere, at least 2.
+
+    Examples
+    --------
+    >>> from jax import random
+    >>> x = SphereUniform(3).sample(random.key(0), (4,))
+    >>> x.shape
+    (4, 3)
+    """
+
+    arg_constraints: dict = {}
+    support = sphere
+    pytree_aux_fields = ("dim",)
+
+    def __init__(self, dim: int, *, validate_args: bool | None = None):
+        if not isinstance(dim, int) or dim < 2:
+            raise ValueError(f"dim must be an integer of at least 2, got {dim!r}")
+        self.dim = dim
+        super().__init__((), (dim,), validate_args=validate_args)
+
+    @property
+    def has_rsample(self) -> bool:
+        return False
+
+    def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        draws = jax.random.normal(key, self.shape(sample_shape))
+        return draws / jnp.linalg.norm(draws, axis=-1, keepdims=True)
+
+    @validate_sample
+    def log_prob(self, value: jax.Array) -> jax.Array:
+        return jnp.zeros(jnp.shape(value)[:-1], jnp.result_type(value, float))
+
+    @property
+    def mean(self):
+        return jnp.zeros(self.event_shape)
+
+    @property
+    def variance(self):
+        return jnp.full(self.event_shape, 1 / self.dim)

@@ -1,0 +1,6 @@
+"""What is learned."""
+
+from numpyro_ebm.energies.base import CallableEnergy, Energy, as_energy
+from numpyro_ebm.energies.shallow import MAX_MEAN_WEIGHT, F1Energy, f1_energy
+
+__all__ = ["MAX_MEAN_WEIGHT", "CallableEnergy", "Energy", "F1Energy", "as_energy", "f1_energy"]

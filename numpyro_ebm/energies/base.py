@@ -1,0 +1,161 @@
+"""What an energy is, and how any callable becomes one."""
+
+import abc
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+from jax.tree_util import Partial
+
+
+class Energy(abc.ABC):
+    """A pytree of parameters with a function ``energy(x) -> value``.
+
+    ``x`` has shape ``(..., *batch_shape, *event_shape)`` and the value ``(..., *batch_shape)``.
+    Subclass it as a frozen dataclass registered with :func:`jax.tree_util.register_dataclass`;
+    anything else callable goes through :func:`as_energy`.
+    """
+
+    batch_shape: tuple[int, ...] = ()
+
+    @abc.abstractmethod
+    def __call__(self, x: jax.Array) -> jax.Array: ...
+
+
+class _Identity:
+    """A part of a callable that is not an array: compared by identity, always hashable."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class _Traced:
+    """A callable turned into a jaxpr, so that what its closure holds becomes an argument."""
+
+    def __init__(self, jaxpr):
+        self.jaxpr = jaxpr
+
+    def __call__(self, consts, x):
+        (value,) = jaxpr_as_fun(self.jaxpr.replace(consts=consts))(x)
+        return value
+
+
+@jax.tree_util.register_pytree_node_class
+class CallableEnergy(Energy):
+    """An energy given by a callable of single events; made by :func:`as_energy`."""
+
+    def __init__(self, function, event_shape, batch_shape):
+        self.function = function
+        self.event_shape = event_shape
+        self.batch_shape = batch_shape
+
+    def __call__(self, x):
+        event_dim = len(self.event_shape)
+        leading = jnp.shape(x)[: jnp.ndim(x) - event_dim]
+        if self.batch_shape:
+            value = self.function(x)
+            expected = jnp.broadcast_shapes(leading, self.batch_shape)
+            if jnp.shape(value) != expected:
+                raise ValueError(
+                    f"the energy has batch shape {self.batch_shape}, but maps x of shape {jnp.shape(x)} to shape "
+                    f"{jnp.shape(value)}, not {expected}: let it broadcast over the leading dimensions of x"
+                )
+            return value
+        flat = jnp.reshape(x, (-1, *self.event_shape))
+        return jnp.reshape(jax.vmap(self._single)(flat), leading)
+
+    def _single(self, x):
+        return jnp.reshape(self.function(x), ())
+
+    def tree_flatten(self):
+        function = self.function
+        if not self.batch_shape:
+            # a closure hides its arrays from JAX: where it holds tracers, they become leaves
+            event = jax.ShapeDtypeStruct(self.event_shape, jnp.result_type(float))
+            closed = jax.make_jaxpr(self._single)(event)
+            leaves = [id(leaf) for leaf in jax.tree.leaves(function)]
+            if any(isinstance(c, jax.core.Tracer) and id(c) not in leaves for c in closed.consts):
+                function = Partial(_Traced(closed), closed.consts)
+        leaves, treedef = jax.tree.flatten(function)
+        arrays = [leaf if _is_array(leaf) else None for leaf in leaves]
+        static = tuple(None if _is_array(leaf) else _Identity(leaf) for leaf in leaves)
+        return arrays, (treedef, static, self.event_shape, self.batch_shape)
+
+    @classmethod
+    def tree_unflatten(cls, aux, arrays):
+        treedef, static, event_shape, batch_shape = aux
+        leaves = [a if s is None else s.value for a, s in zip(arrays, static, strict=True)]
+        return cls(jax.tree.unflatten(treedef, leaves), event_shape, batch_shape)
+
+
+def _is_array(leaf):
+    # tree transformations also put placeholders in the place of arrays: only callables and
+    # text are known not to be numbers
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int | complex)
+
+
+def as_energy(energy: Any, event_shape: tuple[int, ...] = (), batch_shape: tuple[int, ...] = ()) -> Energy:
+    """Turn a callable into an :class:`Energy`.
+
+    A :class:`Energy` is returned as it is. A callable (function, ``functools.partial`` as
+    NumPyro's ``flax_module`` and ``nnx_module`` return it, dataclass, nnx or equinox module) is
+    called on single events and mapped over all leading dimensions. Where it returns more than
+    one value for a single event it has a batch shape, and is called on whole batches.
+
+    Parameters
+    ----------
+    energy
+        Callable that maps an event of shape `event_shape` to shape ``()`` or ``(1,)``, or,
+        broadcasting, an array ``(..., *batch, *event_shape)`` to ``(..., *batch)``.
+    event_shape
+        Shape of one event.
+    batch_shape
+        Batch shape that is known beforehand, from the base, say.
+
+    Raises
+    ------
+    TypeError
+        If `energy` is not callable.
+    ValueError
+        If `energy` can't be called on a single event, or returns the shape of the event.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> energy = as_energy(lambda x: jnp.sum(x**2) / 2, event_shape=(3,))
+    >>> energy(jnp.ones((5, 3))).shape
+    (5,)
+    """
+    if isinstance(energy, Energy):
+        return energy
+    if not callable(energy):
+        raise TypeError(f"energy must be callable, got {type(energy).__name__}")
+    if isinstance(energy, functools.partial) and not isinstance(energy, Partial):
+        energy = Partial(energy.func, *energy.args, **energy.keywords)
+    event = jax.ShapeDtypeStruct(tuple(event_shape), jnp.result_type(float))
+    try:
+        output = jax.eval_shape(energy, event)
+    except (TypeError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"the energy can't be called on a single event of shape {tuple(event_shape)} ({error}). "
+            "Events have the event shape of the base: make dimensions of the base into event dimensions by .to_event()"
+        ) from error
+    if not hasattr(output, "shape"):
+        raise ValueError(f"the energy must return one array, got {type(output).__name__}")
+    if output.shape in ((), (1,)):
+        return CallableEnergy(energy, tuple(event_shape), ())
+    if output.shape == tuple(event_shape) and output.shape != tuple(batch_shape):
+        raise ValueError(
+            f"the energy maps a single event of shape {tuple(event_shape)} to shape {output.shape}, expected () or (1,): "
+            "sum over the event (or, if this is a batch of energies, .expand the base to that batch shape)"
+        )
+    return CallableEnergy(energy, tuple(event_shape), output.shape)

@@ -1,0 +1,5 @@
+"""How parameters learn."""
+
+from numpyro_ebm.estimators.contrastive import ContrastiveDivergence
+
+__all__ = ["ContrastiveDivergence"]

@@ -1,0 +1,6 @@
+"""NumPyro's inference interface."""
+
+from numpyro_ebm.infer.dual import DivergenceError, DualSGDA
+from numpyro_ebm.infer.optim import wasserstein_fisher_rao
+
+__all__ = ["DivergenceError", "DualSGDA", "wasserstein_fisher_rao"]

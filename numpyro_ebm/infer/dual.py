@@ -1,0 +1,425 @@
+"""Dual training by stochastic gradient descent-ascent: particles and neurons move together."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import optax
+from jax import lax
+from numpyro import handlers
+from numpyro.infer import SVI, Trace_ELBO, init_to_sample
+from numpyro.infer.svi import SVIRunResult, SVIState
+from numpyro.optim import _NumPyroOptim
+from numpyro.primitives import Messenger
+from tqdm.auto import trange
+
+from numpyro_ebm import kernels
+from numpyro_ebm.distributions import EnergyBased, refuse_faults
+from numpyro_ebm.estimators import ContrastiveDivergence
+from numpyro_ebm.handlers import estimate, normalizer_dependencies
+from numpyro_ebm.infer.optim import wasserstein_fisher_rao
+from numpyro_ebm.pool import ChainPool
+
+
+_CHUNK = 100  # updates between two looks from the host
+
+
+class DivergenceError(RuntimeError):
+    """Training turned non-finite.
+
+    Attributes
+    ----------
+    step
+        The update, from 1, that turned non-finite.
+    result
+        `SVIRunResult` of the last finite state: params, state and the losses before `step`.
+    """
+
+    def __init__(self, message: str, step: int, result: SVIRunResult):
+        super().__init__(message)
+        self.step = step
+        self.result = result
+
+
+def _no_guide(*args, **kwargs):
+    pass
+
+
+class DualSGDA(SVI):
+    r"""Train energy-based models by dual stochastic gradient descent-ascent (paper A, Algorithm 1).
+
+    Maximum likelihood over an F1 ball is a min-max problem over particles and neurons
+    (Theorem 1), and both move at once. An update
+
+    1. takes the gradient of parameters at the particles' positions,
+    2. restarts each particle at a random observation with probability `restart_prob`,
+    3. moves the particles `num_substeps` times by Langevin moves of ``step_size / num_substeps``,
+    4. moves neurons and log-weights by ``timescale * step_size`` per observation (a
+       Wasserstein-Fisher-Rao step), and all other parameters by `optim`.
+
+    It is a :class:`numpyro.infer.SVI`: `init`, `update`, `stable_update`, `run`, `get_params` and
+    `evaluate` are as there.
+
+    Parameters
+    ----------
+    model
+        NumPyro model with one or more sites of :class:`~numpyro_ebm.EnergyBased` distributions,
+        observed; :func:`~numpyro_ebm.f1_energy` declares neurons.
+    guide
+        Guide of the other latent variables, if there are any.
+    step_size
+        Step of the particles; a positive number or an optax schedule of the update.
+    timescale
+        Step of the parameters over that of the particles.
+    num_chains
+        Number of particles, per site. They start at the observations.
+    num_substeps
+        Moves per update; smaller moves are less biased (unadjusted) or more often accepted.
+    restart_prob
+        Probability that a particle restarts at a random observation before it moves. Between
+        maximum likelihood at 0 and score matching at 1.
+    kernel
+        Function of the step size that returns a kernel: :func:`numpyro_ebm.kernels.mala` (default),
+        :func:`numpyro_ebm.kernels.ula`, ``kernels.sphere.projected`` (the published move); or a kernel,
+        whose own step size is then used.
+    optim
+        An optax optimiser of all parameters but those of F1 energies, on SVI's loss. By default
+        they descend the loss per observation by ``timescale * step_size``, as neurons do.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range; at `init`, if the data are not finite or off the support,
+        or an energy depends on a latent variable.
+    DivergenceError
+        From `run`, if an update turns non-finite; it carries the last finite state.
+
+    Notes
+    -----
+    The cost of an update with MALA is `num_substeps` + 1 gradients in x per particle, and one in the
+    parameters. Losses are contrasts between data and particles, not likelihoods.
+
+    References
+    ----------
+    Domingo-Enrich et al. (2022), Dual training of energy-based models with overparametrized shallow neural networks.
+
+    Examples
+    --------
+    >>> import numpyro, numpyro_ebm as ebm
+    >>> from jax import random
+    >>> def model(x):
+    ...     energy = ebm.f1_energy("energy", dim=3, num_neurons=16, radius=5.0)
+    ...     with numpyro.plate("data", x.shape[0]):
+    ...         numpyro.sample("x", ebm.EnergyBased(energy, ebm.SphereUniform(3)), obs=x)
+    >>> x = ebm.SphereUniform(3).sample(random.key(0), (100,))
+    >>> dual = DualSGDA(model, step_size=1e-2, num_chains=200)
+    >>> result = dual.run(random.key(1), 10, x, progress_bar=False)
+    >>> result.losses.shape
+    (10,)
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        guide: Callable | None = None,
+        *,
+        step_size: Any,
+        timescale: float = 1.0,
+        num_chains: int,
+        num_substeps: int = 1,
+        restart_prob: float = 0.0,
+        kernel: Any = None,
+        optim: optax.GradientTransformation | None = None,
+    ):
+        if not callable(step_size) and not (np.isfinite(step_size) and step_size > 0):
+            raise ValueError(f"step_size must be positive and finite, got {step_size!r}")
+        if not (np.isfinite(timescale) and timescale > 0):
+            raise ValueError(f"timescale must be positive and finite, got {timescale!r}")
+        for name, number in (("num_chains", num_chains), ("num_substeps", num_substeps)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise ValueError(f"{name} must be a positive integer, got {number!r}")
+        if optim is not None and not isinstance(optim, optax.GradientTransformation):
+            raise TypeError(f"optim must be an optax.GradientTransformation, got {type(optim).__name__}")
+        self.step_size, self.timescale, self._user_optim = step_size, timescale, optim
+        self._links = _Links()
+        if not hasattr(kernel, "step"):
+            kernel = (kernels.mala if kernel is None else kernel)(self._move_size(num_substeps))
+        pool = ChainPool(kernel, num_chains, num_steps=num_substeps, restart_prob=restart_prob, init="data")
+        estimated = estimate(model, ContrastiveDivergence(pool, simultaneous=True))
+        super().__init__(estimated, _no_guide if guide is None else guide, self._make_optim(), Trace_ELBO())
+        self._compiled: dict = {}
+
+    def _move_size(self, num_substeps):
+        if callable(self.step_size):
+            return lambda num_moves: self.step_size(num_moves // num_substeps) / num_substeps
+        return self.step_size / num_substeps
+
+    def _make_optim(self):
+        step_size, timescale = self.step_size, self.timescale
+        rate = (lambda count: timescale * step_size(count)) if callable(step_size) else timescale * step_size
+        return _DualOptim(wasserstein_fisher_rao(rate), self._user_optim, optax.sgd(rate), self._links)
+
+    def init(self, rng_key: jax.Array, *args: Any, init_params: dict | None = None, **kwargs: Any) -> SVIState:
+        """Return the first state, as :meth:`numpyro.infer.SVI.init` does.
+
+        Raises
+        ------
+        ValueError
+            If observations are not finite, off the support or of the wrong shape, or an energy
+            depends on a latent variable.
+        """
+
+        def traced_init(rng_key, init_params, *args, **kwargs):
+            self._inspect(args, kwargs)
+            with _Record() as record:
+                state = super(DualSGDA, self).init(rng_key, *args, init_params=init_params, **kwargs)
+            self._supports = {name: str(site.distribution.support) for name, site in record.sites.items()}
+            observed = {
+                name: (site.value, site.distribution.support(jnp.asarray(site.value)))
+                for name, site in record.sites.items()
+            }
+            return state, observed
+
+        state, observed = self._call("init", traced_init, (rng_key, init_params, *args), kwargs)
+        for name, (value, inside) in observed.items():
+            refuse_faults(name, value, inside, self._supports[name])
+        return state
+
+    def _inspect(self, args, kwargs):
+        """Find what the optimiser treats how; refuse what particles moved once can't serve."""
+        with handlers.block(), _Record() as record:
+            seeded = handlers.substitute(handlers.seed(self.model.fn, 0), substitute_fn=init_to_sample)
+            sites = handlers.trace(seeded).get_trace(*args, **kwargs)
+        if not record.sites:
+            raise ValueError("the model has no site with an EnergyBased distribution")
+        params = {name for name, site in sites.items() if site["type"] == "param"}
+        self._links.neurons = frozenset(record.radii)
+        self._links.sites = {}
+        for name, (depends, _) in normalizer_dependencies(self.model.fn, args, kwargs).items():
+            if depends - params or not sites[name]["is_observed"]:
+                why = f"an energy that depends on latent {sorted(depends - params)}" if depends - params else "a latent site"
+                raise ValueError(
+                    f"site {name!r}: DualSGDA moves particles once per update, which is wrong for {why}: use "
+                    "SVI(estimate(model, ContrastiveDivergence(pool)), guide, ...) with many moves per update"
+                )
+            for param in depends:
+                self._links.sites[param] = (*self._links.sites.get(param, ()), name)
+
+    def run(
+        self,
+        rng_key: jax.Array,
+        num_steps: int,
+        *args: Any,
+        progress_bar: bool = True,
+        stable_update: bool = False,
+        forward_mode_differentiation: bool = False,
+        init_state: SVIState | None = None,
+        init_params: dict | None = None,
+        **kwargs: Any,
+    ) -> SVIRunResult:
+        """Run `num_steps` updates, as :meth:`numpyro.infer.SVI.run` does, in compiled chunks.
+
+        A second run with arguments of the same shapes compiles nothing.
+
+        Raises
+        ------
+        ValueError
+            If `num_steps` is not positive, or the data are faulty.
+        DivergenceError
+            If an update turns non-finite and `stable_update` is off.
+        """
+        if not isinstance(num_steps, int) or num_steps < 1:
+            raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}")
+        # also where a state is given: init looks at the data
+        state = self.init(rng_key, *args, init_params=init_params, **kwargs)
+        state = state if init_state is None else init_state
+        step = self.stable_update if stable_update else self.update
+
+        def chunk(state, length, *args, **kwargs):
+            def body(i, carry):
+                state, losses = carry
+                state, loss = step(
+                    state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs
+                )
+                return state, losses.at[i].set(loss)
+
+            losses = jnp.zeros(_CHUNK, jnp.result_type(float))
+            state, losses = lax.fori_loop(0, length, body, (state, losses))
+            params = jax.tree.leaves(self.optim.get_params(state.optim_state))
+            finite = jnp.all(jnp.isfinite(losses)) & jnp.array([jnp.all(jnp.isfinite(p)) for p in params]).all()
+            return state, losses, finite
+
+        def advance(state, length):
+            key = ("run", stable_update, forward_mode_differentiation)
+            state, losses, finite = self._call(key, chunk, (state, np.asarray(length), *args), kwargs)
+            return state, np.asarray(losses)[:length], bool(finite)
+
+        losses: list = []
+        with trange(num_steps, disable=not progress_bar) as bar:
+            for done in range(0, num_steps, _CHUNK):
+                start, length = state, min(_CHUNK, num_steps - done)
+                state, chunk_losses, finite = advance(start, length)
+                if not (finite or stable_update):
+                    self._raise_divergence(advance, start, done, losses)
+                losses.append(chunk_losses)
+                bar.update(length)
+                bar.set_postfix_str(self._progress(state, chunk_losses), refresh=False)
+        return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
+
+    def _raise_divergence(self, advance, state, done, losses):
+        """Go through a chunk again one update at a time, to the one that turned non-finite."""
+        new, loss, finite = advance(state, 1)
+        while finite:
+            state, done = new, done + 1
+            losses.append(loss)
+            new, loss, finite = advance(state, 1)
+        result = SVIRunResult(self.get_params(state), state, jnp.concatenate([jnp.zeros(0), *losses]))
+        raise DivergenceError(
+            f"update {done + 1} turned non-finite (loss {float(loss[0])}): take a smaller step_size or timescale. The "
+            "error's .result holds the last finite state",
+            done + 1,
+            result,
+        )
+
+    def _progress(self, state, losses):
+        pools = [holder["state"] for name, holder in state.mutable_state.items() if name.endswith("$chains")]
+        acceptance = np.mean([float(pool.acceptance_rate) for pool in pools])
+        restarts = sum(int(pool.num_nonfinite) for pool in pools)
+        return f"loss {np.mean(losses):.4g}, acceptance {acceptance:.2f}, non-finite restarts {restarts}"
+
+    def _call(self, key, fn, args, kwargs):
+        """Call `fn` compiled: its arrays are arguments, everything else is static."""
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        dynamic = [leaf if _is_array(leaf) else None for leaf in leaves]
+        static = tuple(None if _is_array(leaf) else leaf for leaf in leaves)
+        key = (key, treedef, static)
+        try:
+            compiled = self._compiled.get(key)
+        except TypeError:
+            compiled, key = None, None
+        if compiled is None:
+
+            def call(dynamic):
+                merged = [d if s is None else s for d, s in zip(dynamic, static, strict=True)]
+                args, kwargs = jax.tree.unflatten(treedef, merged)
+                return fn(*args, **kwargs)
+
+            compiled = jax.jit(call)
+            if key is not None:
+                self._compiled[key] = compiled
+        return compiled(dynamic)
+
+    def __getstate__(self):
+        state = self.__dict__.copy()
+        del state["optim"]
+        return state | {"_compiled": {}}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.optim = self._make_optim()
+
+
+def _is_array(leaf):
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+class _Links:
+    """Which parameters are neurons, and the sites whose density a parameter enters."""
+
+    neurons: frozenset = frozenset()
+    sites: dict = {}
+
+
+class _Site(NamedTuple):
+    distribution: EnergyBased
+    value: Any
+    count: Any
+    inverse_temperature: Any
+
+
+class _Record(Messenger):
+    """Keeps of a model's run what the optimiser needs: radii, counts of observations, temperatures."""
+
+    def __enter__(self):
+        self.sites: dict = {}
+        self.radii: dict = {}
+        super().__enter__()
+        return self
+
+    def process_message(self, msg):
+        if msg["type"] == "param" and "f1_radius" in msg["kwargs"]:
+            self.radii[msg["name"]] = jnp.asarray(msg["kwargs"]["f1_radius"], jnp.result_type(float))
+        if msg["type"] != "sample":
+            return
+        fn, unmasked = msg["fn"], 1.0
+        while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
+            if isinstance(fn, dist.MaskedDistribution):
+                unmasked = jnp.mean(jnp.asarray(fn._mask, jnp.result_type(float)))
+            fn = fn.base_dist
+        fn = getattr(fn, "distribution", fn)
+        if isinstance(fn, EnergyBased):
+            events = math.prod(msg["fn"].shape()) / math.prod(fn.event_shape)
+            count = events * unmasked * (1.0 if msg["scale"] is None else msg["scale"])
+            beta = jnp.mean(jnp.asarray(fn.inverse_temperature, jnp.result_type(float)))
+            self.sites[msg["name"]] = _Site(fn, msg["value"], jnp.asarray(count), beta)
+
+
+class _DualOptim(_NumPyroOptim):
+    """Neurons by Wasserstein-Fisher-Rao steps, everything else by `others`."""
+
+    def __init__(self, neurons, others, default, links):
+        self.neurons, self.others, self.links = neurons, others or default, links
+        self.per_observation = others is None
+        super().__init__(lambda: (self._init, None, lambda state: state[0]))
+
+    def _init(self, params):
+        neurons, others = self._split(params)
+        return params, ({name: self.neurons.init(p) for name, p in neurons.items()}, self.others.init(others))
+
+    def _split(self, tree):
+        neurons = {name: p for name, p in tree.items() if name in self.links.neurons}
+        return neurons, {name: p for name, p in tree.items() if name not in neurons}
+
+    def eval_and_update(self, fn, state, forward_mode_differentiation=False):
+        loss, mutable_state, _, new = self._step(fn, state, forward_mode_differentiation)
+        return (loss, mutable_state), new
+
+    def eval_and_stable_update(self, fn, state, forward_mode_differentiation=False):
+        loss, mutable_state, finite, new = self._step(fn, state, forward_mode_differentiation)
+        new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+        return (jnp.where(finite, loss, jnp.nan), mutable_state), new
+
+    def _step(self, fn, state, forward_mode):
+        count, (params, (neuron_states, other_state)) = state
+
+        def recorded(params):
+            with _Record() as record:
+                loss, mutable_state = fn(params)
+            sizes = {name: (site.count, site.count * site.inverse_temperature) for name, site in record.sites.items()}
+            return loss, (loss, mutable_state, sizes, record.radii)
+
+        gradient = jax.jacfwd if forward_mode else jax.grad
+        grads, (loss, mutable_state, sizes, radii) = gradient(recorded, has_aux=True)(params)
+        finite = jnp.isfinite(loss)
+        for leaf in jax.tree.leaves(grads):
+            finite &= jnp.all(jnp.isfinite(leaf))
+
+        neurons, others = self._split(params)
+        neuron_grads, other_grads = self._split(grads)
+        updates = {}
+        for name in neurons:
+            scale = radii[name] * sum(sizes[site][1] for site in self.links.sites[name])
+            updates[name], neuron_states[name] = self.neurons.update(
+                neuron_grads[name], neuron_states[name], neurons[name], scale=scale
+            )
+        if self.per_observation:
+            for name in others:
+                observations = sum(sizes[site][0] for site in self.links.sites.get(name, sizes))
+                other_grads[name] = jax.tree.map(lambda g, n=observations: g / n, other_grads[name])
+        other_updates, other_state = self.others.update(other_grads, other_state, others)
+        params = optax.apply_updates(params, updates | other_updates)
+        return loss, mutable_state, finite, (count + 1, (params, (neuron_states, other_state)))

@@ -1,0 +1,250 @@
+"""Langevin moves on R^d over BlackJAX, and the core that moves on other manifolds share."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from blackjax.mcmc.diffusions import DiffusionState, overdamped_langevin
+from jax import random
+from jax.typing import ArrayLike
+
+
+class LangevinState(NamedTuple):
+    """What the next move needs.
+
+    Attributes
+    ----------
+    position
+        Array, or pytree of arrays, of shape ``(*batch, *event)``.
+    logdensity
+        Log-density of the position, shape ``batch``.
+    logdensity_grad
+        Its gradient, tangent to the manifold.
+    num_moves
+        Moves made so far: what a schedule of step sizes is a function of.
+    """
+
+    position: Any
+    logdensity: jax.Array
+    logdensity_grad: Any
+    num_moves: jax.Array
+
+
+class LangevinInfo(NamedTuple):
+    """Diagnostics of a move, each of shape ``batch``.
+
+    Attributes
+    ----------
+    acceptance_rate
+        Probability of acceptance; 1 for an unadjusted move.
+    is_accepted
+        Whether the chain moved.
+    is_nonfinite
+        Whether log-density or gradient were not finite where the move led.
+    is_divergent
+        `is_nonfinite`, or an energy error over 1000.
+    """
+
+    acceptance_rate: jax.Array
+    is_accepted: jax.Array
+    is_nonfinite: jax.Array
+    is_divergent: jax.Array
+
+
+class Euclidean:
+    """R^d: gradients are vectors as they are, and geodesics are straight."""
+
+    def project(self, position, vector):
+        return vector
+
+    def retract(self, position, ambient):
+        """Move towards `ambient`. Returns the new position and the velocities at both ends."""
+        velocity = ambient - position
+        return ambient, velocity, velocity
+
+
+EUCLIDEAN = Euclidean()
+
+
+@dataclass(frozen=True)
+class Langevin:
+    """An unadjusted Langevin kernel; made by :func:`ula`.
+
+    `geometry` is a manifold, or a pytree of manifolds of the structure of the position.
+    """
+
+    step_size: ArrayLike | Callable
+    temperature: float = 1.0
+    geometry: Any = field(default=EUCLIDEAN)
+
+    def __post_init__(self):
+        if not callable(self.step_size):
+            _check_positive("step_size", self.step_size)
+        _check_positive("temperature", self.temperature)
+
+    def init(self, position: Any, logdensity_fn: Callable, num_moves: ArrayLike = 0) -> LangevinState:
+        """State of a chain, or of a batch of independent chains, at `position`.
+
+        `logdensity_fn` maps positions of shape ``(*batch, *event)`` to shape ``batch``.
+        """
+        value, gradient = self._value_and_grad(position, logdensity_fn)
+        return LangevinState(position, value, gradient, jnp.asarray(num_moves, jnp.int32))
+
+    def step(
+        self, rng_key: jax.Array, state: LangevinState, logdensity_fn: Callable
+    ) -> tuple[LangevinState, LangevinInfo]:
+        """Move once: ``x + step_size * grad log p + sqrt(2 * temperature * step_size) * noise``."""
+        proposal, _ = self._propose(rng_key, state, logdensity_fn, self._step_size(state))
+        finite = _is_finite(proposal)
+        one = jnp.ones_like(state.logdensity)
+        return proposal, LangevinInfo(one, jnp.ones_like(finite), ~finite, ~finite)
+
+    def _step_size(self, state):
+        return self.step_size(state.num_moves) if callable(self.step_size) else self.step_size
+
+    def _value_and_grad(self, position, logdensity_fn):
+        value, pullback = jax.vjp(logdensity_fn, position)
+        (gradient,) = pullback(jnp.ones_like(value))
+        return value, jax.tree.map(lambda g, x, v: g.project(x, v), self.geometry, position, gradient)
+
+    def _propose(self, rng_key, state, logdensity_fn, step_size):
+        """The new state, and the kinetic energies of the move's start and end."""
+
+        def retract(ambient):
+            moved = jax.tree.map(lambda g, x, a: g.retract(x, a), self.geometry, state.position, ambient)
+            return jax.tree.transpose(jax.tree.structure(state.position), jax.tree.structure((0, 0, 0)), moved)
+
+        # BlackJAX makes the step in the ambient space; a manifold bends it back. A tempered move is
+        # a move of temperature 1 on the density to the power 1 / temperature.
+        step_size = step_size * self.temperature
+        drift = jax.tree.map(lambda g: g / self.temperature, state.logdensity_grad)
+        start = DiffusionState(state.position, state.logdensity, drift)
+        diffuse = overdamped_langevin(lambda ambient: self._value_and_grad(retract(ambient)[0], logdensity_fn))
+        ambient, value, gradient = diffuse(rng_key, start, step_size)
+        position, velocity, velocity_end = retract(ambient)
+
+        # The same move is one leapfrog step of length sqrt(2 step_size) from these momenta.
+        length = jnp.sqrt(2 * step_size)
+        momentum = jax.tree.map(lambda v, g: v / length - length / 2 * g, velocity, drift)
+        momentum_end = jax.tree.map(lambda v, g: v / length + length / 2 * g, velocity_end, gradient)
+        kinetic = _half_square(momentum, value.ndim), _half_square(momentum_end, value.ndim)
+        return LangevinState(position, value, gradient, state.num_moves + 1), kinetic
+
+
+@dataclass(frozen=True)
+class AdjustedLangevin(Langevin):
+    """A Metropolis-adjusted Langevin kernel; made by :func:`mala`."""
+
+    def step(
+        self, rng_key: jax.Array, state: LangevinState, logdensity_fn: Callable
+    ) -> tuple[LangevinState, LangevinInfo]:
+        """Propose a Langevin move, and accept it with the Metropolis-Hastings probability."""
+        key_move, key_accept = random.split(rng_key)
+        proposal, (kinetic, kinetic_end) = self._propose(key_move, state, logdensity_fn, self._step_size(state))
+        energy_change = state.logdensity - proposal.logdensity + kinetic_end - kinetic
+        finite = _is_finite(proposal) & jnp.isfinite(energy_change)
+        energy_change = jnp.where(finite, energy_change, jnp.inf)
+        acceptance_rate = jnp.exp(jnp.minimum(-energy_change, 0))
+        accepted = random.uniform(key_accept, finite.shape, acceptance_rate.dtype) < acceptance_rate
+        info = LangevinInfo(acceptance_rate, accepted, ~finite, energy_change > 1000)
+        return select(accepted, proposal, state)._replace(num_moves=proposal.num_moves), info
+
+
+def ula(step_size: ArrayLike | Callable, temperature: float = 1.0) -> Langevin:
+    """Unadjusted Langevin kernel: ``x + step_size * grad log p + sqrt(2 * temperature * step_size) * noise``.
+
+    Its stationary law is off the target by O(step_size), and it can run away where gradients grow
+    faster than linearly. A move to a non-finite log-density is made, and flagged in the info.
+
+    Parameters
+    ----------
+    step_size
+        Positive number, or an optax schedule: a function of the number of moves made.
+    temperature
+        Positive; below 1 the noise is reduced.
+
+    Returns
+    -------
+    Langevin
+        ``init(position, logdensity_fn)`` and ``step(rng_key, state, logdensity_fn)``. Positions
+        may be batches of independent chains: `logdensity_fn` maps ``(*batch, *event)`` to
+        ``batch``. One gradient per move.
+
+    Raises
+    ------
+    ValueError
+        If `step_size` or `temperature` is not positive.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jax import random
+    >>> kernel = ula(1e-2)
+    >>> state = kernel.init(jnp.zeros(2), lambda x: -jnp.sum(x**2) / 2)
+    >>> state, info = kernel.step(random.key(0), state, lambda x: -jnp.sum(x**2) / 2)
+    """
+    return Langevin(step_size, temperature)
+
+
+def mala(step_size: ArrayLike | Callable) -> AdjustedLangevin:
+    """Metropolis-adjusted Langevin kernel: the move of :func:`ula`, accepted so that it is exact.
+
+    A proposal with a non-finite log-density or gradient is rejected and flagged in the info. Each
+    chain of a batch is accepted on its own. One gradient per move.
+
+    Parameters
+    ----------
+    step_size
+        Positive number, or an optax schedule: a function of the number of moves made.
+
+    Raises
+    ------
+    ValueError
+        If `step_size` is not positive.
+
+    References
+    ----------
+    Roberts and Tweedie (1996), Exponential convergence of Langevin distributions and their discrete approximations.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jax import random
+    >>> kernel = mala(0.1)
+    >>> state = kernel.init(jnp.zeros((5, 2)), lambda x: -jnp.sum(x**2, -1) / 2)     # five chains
+    >>> state, info = kernel.step(random.key(0), state, lambda x: -jnp.sum(x**2, -1) / 2)
+    >>> info.acceptance_rate.shape
+    (5,)
+    """
+    return AdjustedLangevin(step_size)
+
+
+def select(condition: jax.Array, new: LangevinState, old: LangevinState) -> LangevinState:
+    """The chains of `new` where `condition` (of shape ``batch``) holds, else of `old`; `num_moves` of `old`."""
+
+    def choose(a, b):
+        return jnp.where(jnp.reshape(condition, condition.shape + (1,) * (jnp.ndim(a) - condition.ndim)), a, b)
+
+    position = jax.tree.map(choose, new.position, old.position)
+    gradient = jax.tree.map(choose, new.logdensity_grad, old.logdensity_grad)
+    return LangevinState(position, choose(new.logdensity, old.logdensity), gradient, old.num_moves)
+
+
+def _is_finite(state):
+    finite = jnp.isfinite(state.logdensity)
+    for leaf in jax.tree.leaves((state.position, state.logdensity_grad)):
+        finite &= jnp.all(jnp.isfinite(leaf), axis=tuple(range(finite.ndim, leaf.ndim)))
+    return finite
+
+
+def _half_square(momentum, batch_ndim):
+    squares = [jnp.sum(p**2, axis=tuple(range(batch_ndim, p.ndim))) for p in jax.tree.leaves(momentum)]
+    return sum(squares[1:], squares[0]) / 2
+
+
+def _check_positive(name, value):
+    if not isinstance(value, jax.core.Tracer) and not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be positive and finite, got {value!r}")
