@@ -5,5 +5,5 @@ from numpyro_ebm.distributions import EnergyBased, IntractableNormalizerError, S
 from numpyro_ebm.energies import Energy, F1Energy, as_energy, f1_energy
 from numpyro_ebm.estimators import ContrastiveDivergence
 from numpyro_ebm.handlers import check_model, estimate, fitted_distribution
-from numpyro_ebm.infer import DivergenceError, DualSGDA, wasserstein_fisher_rao
+from numpyro_ebm.infer import MALA, ULA, DivergenceError, DualSGDA, wasserstein_fisher_rao
 from numpyro_ebm.pool import ChainPool
