@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
+import optax
 from jax import random
 from jax.scipy.special import logsumexp
 from numpyro.infer import MCMC
@@ -62,7 +63,8 @@ def main():
     train, held_out = cities()
     print(f"{len(train):,} cities to train on, {len(held_out):,} held out")
 
-    dual = ebm.DualSGDA(model, step_size=1e-2, timescale=100.0, num_chains=8_000)
+    step_size = optax.cosine_decay_schedule(3e-2, 2_000, alpha=0.05)
+    dual = ebm.DualSGDA(model, step_size=step_size, timescale=50.0, num_chains=8_000)
     result = dual.run(random.key(0), 2_000, train)
     fitted = ebm.fitted_distribution(model, result.params, train)
 

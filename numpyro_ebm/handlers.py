@@ -12,7 +12,6 @@ from numpyro.infer import ELBO, SVI, Trace_ELBO, TraceMeanField_ELBO, init_to_sa
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger, mutable
-from numpyro.util import not_jax_tracer
 
 from numpyro_ebm.distributions import EnergyBased, caller_variables, unwrap, validate_observations
 from numpyro_ebm.pool import Observations
@@ -137,9 +136,7 @@ class estimate(Messenger):
         holder = mutable(name)
         if holder is None:
             holder = mutable(name, {"state": estimator.init(numpyro.prng_key(), distribution, observations)})
-        surrogate, holder["state"] = estimator.update(
-            numpyro.prng_key(), holder["state"], distribution, observations
-        )
+        surrogate, holder["state"] = estimator.update(numpyro.prng_key(), holder["state"], distribution, observations)
         msg["fn"] = _rewrap(msg["fn"], _Estimated(distribution, surrogate))
 
     def _estimator(self, msg):
@@ -197,17 +194,20 @@ def _observations(msg, distribution):
     leading = msg["fn"].shape()
     leading = leading[: len(leading) - len(inner)]
     value = jnp.broadcast_to(value, leading + inner)
-    mask = None
+    weight: jax.Array | None = None
     fn = msg["fn"]
     while fn is not distribution:
         if isinstance(fn, dist.MaskedDistribution):
-            rows = jnp.broadcast_to(fn._mask, fn.batch_shape)
-            rows = jnp.reshape(rows, rows.shape + (1,) * (len(leading) - rows.ndim))
-            rows = jnp.broadcast_to(rows, leading) if rows.ndim == len(leading) else None
-            if rows is not None:
-                mask = rows if mask is None else mask & rows
+            mask = jnp.broadcast_to(fn._mask, fn.batch_shape)
+            if mask.ndim > len(leading):
+                raise NotImplementedError(
+                    f"site {msg['name']!r}: the mask has shape {mask.shape}, and reaches into the energy's batch shape "
+                    f"{distribution.batch_shape}: mask the plates outside of it"
+                )
+            mask = jnp.reshape(mask, mask.shape + (1,) * (len(leading) - mask.ndim))
+            mask = jnp.ravel(jnp.broadcast_to(mask, leading)).astype(value.dtype)
+            weight = mask if weight is None else mask * weight
         fn = fn.base_dist
-    weight = None if mask is None else jnp.ravel(mask).astype(value.dtype)
     return Observations(jnp.reshape(value, (-1, *inner)), weight)
 
 
@@ -290,9 +290,7 @@ def normalizer_dependencies(
 
     provenance = eval_provenance(densities, **values)
     nothing: frozenset[str] = frozenset()
-    return {
-        name: (depends, nothing if known is None else known) for name, (depends, known) in provenance.items()
-    }
+    return {name: (depends, nothing if known is None else known) for name, (depends, known) in provenance.items()}
 
 
 def fitted_distribution(
@@ -323,19 +321,20 @@ def fitted_distribution(
         If there is no such site, several and none named, a parameter without a value, or an
         energy that depends on a latent variable without a value.
     """
-    found = {}
+    found: dict[str, EnergyBased] = {}
 
     class Find(Messenger):
         def process_message(self, msg):
-            if msg["type"] == "sample" and unwrap(msg["fn"]) is not None:
-                found[msg["name"]] = unwrap(msg["fn"])
+            distribution = unwrap(msg["fn"]) if msg["type"] == "sample" else None
+            if distribution is not None:
+                found[msg["name"]] = distribution
 
     seeded = handlers.substitute(handlers.seed(model, 0), substitute_fn=init_to_sample)
     with handlers.block(), Find():
         sites = handlers.trace(handlers.substitute(seeded, data=dict(params))).get_trace(*args, **kwargs)
     if site is None and len(found) == 1:
         (site,) = found
-    if site not in found:
+    if site is None or site not in found:
         raise ValueError(f"site must be one of the model's energy-based sites {sorted(found)}, got {site!r}")
     depends, _ = normalizer_dependencies(model, args, kwargs)[site]
     missing = sorted(depends - set(params))

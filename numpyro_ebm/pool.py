@@ -259,7 +259,9 @@ class ChainPool:
             try:
                 draws = jnp.broadcast_to(draws, shape)
             except ValueError as error:
-                raise ValueError(f"init returned shape {jnp.shape(draws)} for {num} chains, expected {shape}") from error
+                raise ValueError(
+                    f"init returned shape {jnp.shape(draws)} for {num} chains, expected {shape}"
+                ) from error
         return lax.stop_gradient(jnp.reshape(draws, shape))
 
     def _need(self, observations, option):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -104,11 +105,11 @@ class F1Energy(Energy):
         return jnp.broadcast_shapes(jnp.shape(self.log_weights)[:-1], jnp.shape(self.radius))
 
     @property
-    def norm(self) -> jax.Array:
+    def norm(self) -> Any:
         """F1 (total variation) norm of this representation, ``radius * mean(exp(log_weights))``."""
         return self.radius * jnp.mean(jnp.exp(jnp.asarray(self.log_weights)), -1)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> Any:
         features, log_weights = jnp.asarray(self.features), jnp.asarray(self.log_weights)
         if self.bias:
             x = jnp.concatenate([x, jnp.ones_like(x[..., :1])], -1)

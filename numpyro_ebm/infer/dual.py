@@ -1,29 +1,24 @@
 """Dual training by stochastic gradient descent-ascent: particles and neurons move together."""
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 import optax
 from jax import lax
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO, init_to_sample
 from numpyro.infer.svi import SVIRunResult, SVIState
-from numpyro.optim import _NumPyroOptim
-from numpyro.primitives import Messenger
 from tqdm.auto import trange
 
 from numpyro_ebm import kernels
-from numpyro_ebm.distributions import EnergyBased, refuse_faults
+from numpyro_ebm.distributions import refuse_faults
 from numpyro_ebm.estimators import ContrastiveDivergence
 from numpyro_ebm.handlers import estimate, normalizer_dependencies
-from numpyro_ebm.infer.optim import wasserstein_fisher_rao
+from numpyro_ebm.infer.optim import DualOptim, Links, Record, wasserstein_fisher_rao
 from numpyro_ebm.pool import ChainPool
-
 
 _CHUNK = 100  # updates between two looks from the host
 
@@ -145,7 +140,7 @@ class DualSGDA(SVI):
         if optim is not None and not isinstance(optim, optax.GradientTransformation):
             raise TypeError(f"optim must be an optax.GradientTransformation, got {type(optim).__name__}")
         self.step_size, self.timescale, self._user_optim = step_size, timescale, optim
-        self._links = _Links()
+        self._links = Links()
         if not hasattr(kernel, "step"):
             kernel = (kernels.mala if kernel is None else kernel)(self._move_size(num_substeps))
         pool = ChainPool(kernel, num_chains, num_steps=num_substeps, restart_prob=restart_prob, init="data")
@@ -161,7 +156,7 @@ class DualSGDA(SVI):
     def _make_optim(self):
         step_size, timescale = self.step_size, self.timescale
         rate = (lambda count: timescale * step_size(count)) if callable(step_size) else timescale * step_size
-        return _DualOptim(wasserstein_fisher_rao(rate), self._user_optim, optax.sgd(rate), self._links)
+        return DualOptim(wasserstein_fisher_rao(rate), self._user_optim, optax.sgd(rate), self._links)
 
     def init(self, rng_key: jax.Array, *args: Any, init_params: dict | None = None, **kwargs: Any) -> SVIState:
         """Return the first state, as :meth:`numpyro.infer.SVI.init` does.
@@ -175,7 +170,7 @@ class DualSGDA(SVI):
 
         def traced_init(rng_key, init_params, *args, **kwargs):
             self._inspect(args, kwargs)
-            with _Record() as record:
+            with Record() as record:
                 state = super(DualSGDA, self).init(rng_key, *args, init_params=init_params, **kwargs)
             self._supports = {name: str(site.distribution.support) for name, site in record.sites.items()}
             observed = {
@@ -191,7 +186,7 @@ class DualSGDA(SVI):
 
     def _inspect(self, args, kwargs):
         """Find what the optimiser treats how; refuse what particles moved once can't serve."""
-        with handlers.block(), _Record() as record:
+        with handlers.block(), Record() as record:
             seeded = handlers.substitute(handlers.seed(self.model.fn, 0), substitute_fn=init_to_sample)
             sites = handlers.trace(seeded).get_trace(*args, **kwargs)
         if not record.sites:
@@ -201,7 +196,11 @@ class DualSGDA(SVI):
         self._links.sites = {}
         for name, (depends, _) in normalizer_dependencies(self.model.fn, args, kwargs).items():
             if depends - params or not sites[name]["is_observed"]:
-                why = f"an energy that depends on latent {sorted(depends - params)}" if depends - params else "a latent site"
+                why = (
+                    f"an energy that depends on latent {sorted(depends - params)}"
+                    if depends - params
+                    else "a latent site"
+                )
                 raise ValueError(
                     f"site {name!r}: DualSGDA moves particles once per update, which is wrong for {why}: use "
                     "SVI(estimate(model, ContrastiveDivergence(pool)), guide, ...) with many moves per update"
@@ -242,9 +241,7 @@ class DualSGDA(SVI):
         def chunk(state, length, *args, **kwargs):
             def body(i, carry):
                 state, losses = carry
-                state, loss = step(
-                    state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs
-                )
+                state, loss = step(state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs)
                 return state, losses.at[i].set(loss)
 
             losses = jnp.zeros(_CHUNK, jnp.result_type(float))
@@ -325,101 +322,3 @@ class DualSGDA(SVI):
 
 def _is_array(leaf):
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
-
-
-class _Links:
-    """Which parameters are neurons, and the sites whose density a parameter enters."""
-
-    neurons: frozenset = frozenset()
-    sites: dict = {}
-
-
-class _Site(NamedTuple):
-    distribution: EnergyBased
-    value: Any
-    count: Any
-    inverse_temperature: Any
-
-
-class _Record(Messenger):
-    """Keeps of a model's run what the optimiser needs: radii, counts of observations, temperatures."""
-
-    def __enter__(self):
-        self.sites: dict = {}
-        self.radii: dict = {}
-        super().__enter__()
-        return self
-
-    def process_message(self, msg):
-        if msg["type"] == "param" and "f1_radius" in msg["kwargs"]:
-            self.radii[msg["name"]] = jnp.asarray(msg["kwargs"]["f1_radius"], jnp.result_type(float))
-        if msg["type"] != "sample":
-            return
-        fn, unmasked = msg["fn"], 1.0
-        while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
-            if isinstance(fn, dist.MaskedDistribution):
-                unmasked = jnp.mean(jnp.asarray(fn._mask, jnp.result_type(float)))
-            fn = fn.base_dist
-        fn = getattr(fn, "distribution", fn)
-        if isinstance(fn, EnergyBased):
-            events = math.prod(msg["fn"].shape()) / math.prod(fn.event_shape)
-            count = events * unmasked * (1.0 if msg["scale"] is None else msg["scale"])
-            beta = jnp.mean(jnp.asarray(fn.inverse_temperature, jnp.result_type(float)))
-            self.sites[msg["name"]] = _Site(fn, msg["value"], jnp.asarray(count), beta)
-
-
-class _DualOptim(_NumPyroOptim):
-    """Neurons by Wasserstein-Fisher-Rao steps, everything else by `others`."""
-
-    def __init__(self, neurons, others, default, links):
-        self.neurons, self.others, self.links = neurons, others or default, links
-        self.per_observation = others is None
-        super().__init__(lambda: (self._init, None, lambda state: state[0]))
-
-    def _init(self, params):
-        neurons, others = self._split(params)
-        return params, ({name: self.neurons.init(p) for name, p in neurons.items()}, self.others.init(others))
-
-    def _split(self, tree):
-        neurons = {name: p for name, p in tree.items() if name in self.links.neurons}
-        return neurons, {name: p for name, p in tree.items() if name not in neurons}
-
-    def eval_and_update(self, fn, state, forward_mode_differentiation=False):
-        loss, mutable_state, _, new = self._step(fn, state, forward_mode_differentiation)
-        return (loss, mutable_state), new
-
-    def eval_and_stable_update(self, fn, state, forward_mode_differentiation=False):
-        loss, mutable_state, finite, new = self._step(fn, state, forward_mode_differentiation)
-        new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
-        return (jnp.where(finite, loss, jnp.nan), mutable_state), new
-
-    def _step(self, fn, state, forward_mode):
-        count, (params, (neuron_states, other_state)) = state
-
-        def recorded(params):
-            with _Record() as record:
-                loss, mutable_state = fn(params)
-            sizes = {name: (site.count, site.count * site.inverse_temperature) for name, site in record.sites.items()}
-            return loss, (loss, mutable_state, sizes, record.radii)
-
-        gradient = jax.jacfwd if forward_mode else jax.grad
-        grads, (loss, mutable_state, sizes, radii) = gradient(recorded, has_aux=True)(params)
-        finite = jnp.isfinite(loss)
-        for leaf in jax.tree.leaves(grads):
-            finite &= jnp.all(jnp.isfinite(leaf))
-
-        neurons, others = self._split(params)
-        neuron_grads, other_grads = self._split(grads)
-        updates = {}
-        for name in neurons:
-            scale = radii[name] * sum(sizes[site][1] for site in self.links.sites[name])
-            updates[name], neuron_states[name] = self.neurons.update(
-                neuron_grads[name], neuron_states[name], neurons[name], scale=scale
-            )
-        if self.per_observation:
-            for name in others:
-                observations = sum(sizes[site][0] for site in self.links.sites.get(name, sizes))
-                other_grads[name] = jax.tree.map(lambda g, n=observations: g / n, other_grads[name])
-        other_updates, other_state = self.others.update(other_grads, other_state, others)
-        params = optax.apply_updates(params, updates | other_updates)
-        return loss, mutable_state, finite, (count + 1, (params, (neuron_states, other_state)))

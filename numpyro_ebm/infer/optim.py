@@ -1,13 +1,19 @@
-"""The Wasserstein-Fisher-Rao optimiser of neurons and weights."""
+"""The Wasserstein-Fisher-Rao optimiser of neurons and weights, and what `DualSGDA` makes of it."""
 
+import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpyro.distributions as dist
 import optax
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
+from numpyro.optim import _NumPyroOptim
+from numpyro.primitives import Messenger
 
+from numpyro_ebm.distributions import EnergyBased
 from numpyro_ebm.energies import MAX_MEAN_WEIGHT
 
 
@@ -70,3 +76,101 @@ def wasserstein_fisher_rao(learning_rate: ArrayLike | Callable) -> optax.Gradien
         return updates, optax.ScaleByScheduleState(count=state.count + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+class Links:
+    """Which parameters are neurons, and the sites whose density a parameter enters."""
+
+    neurons: frozenset = frozenset()
+    sites: dict = {}
+
+
+class Site(NamedTuple):
+    distribution: EnergyBased
+    value: Any
+    count: Any
+    inverse_temperature: Any
+
+
+class Record(Messenger):
+    """Keeps of a model's run what the optimiser needs: radii, counts of observations, temperatures."""
+
+    def __enter__(self):
+        self.sites: dict = {}
+        self.radii: dict = {}
+        super().__enter__()
+        return self
+
+    def process_message(self, msg):
+        if msg["type"] == "param" and "f1_radius" in msg["kwargs"]:
+            self.radii[msg["name"]] = jnp.asarray(msg["kwargs"]["f1_radius"], jnp.result_type(float))
+        if msg["type"] != "sample":
+            return
+        fn, unmasked = msg["fn"], jnp.ones(())
+        while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
+            if isinstance(fn, dist.MaskedDistribution):
+                unmasked = jnp.mean(jnp.asarray(fn._mask, jnp.result_type(float)))
+            fn = fn.base_dist
+        fn = getattr(fn, "distribution", fn)
+        if isinstance(fn, EnergyBased):
+            events = math.prod(msg["fn"].shape()) / math.prod(fn.event_shape)
+            count = events * unmasked * (1.0 if msg["scale"] is None else msg["scale"])
+            beta = jnp.mean(jnp.asarray(fn.inverse_temperature, jnp.result_type(float)))
+            self.sites[msg["name"]] = Site(fn, msg["value"], jnp.asarray(count), beta)
+
+
+class DualOptim(_NumPyroOptim):
+    """Neurons by Wasserstein-Fisher-Rao steps, everything else by `others`."""
+
+    def __init__(self, neurons, others, default, links):
+        self.neurons, self.others, self.links = neurons, others or default, links
+        self.per_observation = others is None
+        super().__init__(lambda: (self._init, None, lambda state: state[0]))
+
+    def _init(self, params):
+        neurons, others = self._split(params)
+        return params, ({name: self.neurons.init(p) for name, p in neurons.items()}, self.others.init(others))
+
+    def _split(self, tree):
+        neurons = {name: p for name, p in tree.items() if name in self.links.neurons}
+        return neurons, {name: p for name, p in tree.items() if name not in neurons}
+
+    def eval_and_update(self, fn, state, forward_mode_differentiation=False):
+        loss, mutable_state, _, new = self._step(fn, state, forward_mode_differentiation)
+        return (loss, mutable_state), new
+
+    def eval_and_stable_update(self, fn, state, forward_mode_differentiation=False):
+        loss, mutable_state, finite, new = self._step(fn, state, forward_mode_differentiation)
+        new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+        return (jnp.where(finite, loss, jnp.nan), mutable_state), new
+
+    def _step(self, fn, state, forward_mode):
+        count, (params, (neuron_states, other_state)) = state
+
+        def recorded(params):
+            with Record() as record:
+                loss, mutable_state = fn(params)
+            sizes = {name: (site.count, site.count * site.inverse_temperature) for name, site in record.sites.items()}
+            return loss, (loss, mutable_state, sizes, record.radii)
+
+        gradient = jax.jacfwd if forward_mode else jax.grad
+        grads, (loss, mutable_state, sizes, radii) = gradient(recorded, has_aux=True)(params)
+        finite = jnp.isfinite(loss)
+        for leaf in jax.tree.leaves(grads):
+            finite &= jnp.all(jnp.isfinite(leaf))
+
+        neurons, others = self._split(params)
+        neuron_grads, other_grads = self._split(grads)
+        updates = {}
+        for name in neurons:
+            scale = radii[name] * sum(sizes[site][1] for site in self.links.sites[name])
+            updates[name], neuron_states[name] = self.neurons.update(
+                neuron_grads[name], neuron_states[name], neurons[name], scale=scale
+            )
+        if self.per_observation:
+            for name in others:
+                observations = sum(sizes[site][0] for site in self.links.sites.get(name, sizes))
+                other_grads[name] = jax.tree.map(lambda g, n=observations: g / n, other_grads[name])
+        other_updates, other_state = self.others.update(other_grads, other_state, others)
+        params = optax.apply_updates(params, updates | other_updates)
+        return loss, mutable_state, finite, (count + 1, (params, (neuron_states, other_state)))

@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import jax
@@ -11,13 +12,12 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import jaxpr_as_fun
-from jax.scipy.special import gammaln
 from jax.tree_util import Partial
-from numpyro.distributions import biject_to, constraints
-from numpyro.distributions.transforms import ParameterFreeTransform
+from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 from numpyro.util import not_jax_tracer
 
+from numpyro_ebm.distributions.sphere import is_sphere
 from numpyro_ebm.energies import as_energy
 
 
@@ -262,6 +262,12 @@ def detached(distribution: EnergyBased, value: jax.Array) -> Callable:
     return lambda x: frozen(x)[0]
 
 
+def _is_unbounded(support):
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.real or is_sphere(support)
+
+
 def unwrap(fn: dist.Distribution) -> EnergyBased | None:
     """The `EnergyBased` under plates' expansion, masks and ``to_event``; None if there is none."""
     while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
@@ -275,7 +281,7 @@ def caller_variables(*names: str) -> Iterator[Any]:
     NumPyro passes neither a site's name to its distribution, nor the inference object to a
     handler. Both are on the stack, and are needed for messages that say where.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         for name in names:
             if name in frame.f_locals:
@@ -290,190 +296,3 @@ def site_name(distribution: EnergyBased) -> str:
             if unwrap(site["fn"]) is distribution:
                 return f"site {site['name']!r}"
     return "EnergyBased"
-
-
-def validate_observations(name: str, distribution: EnergyBased, value: Any) -> None:
-    """Raise if observations are not finite, off the support or of the wrong shape.
-
-    Parameters
-    ----------
-    name
-        Name of the site, for the message.
-    distribution
-        The distribution of the site.
-    value
-        Observations, shape ``(..., *event_shape)``. Values under a `jax` transformation can't be
-        looked at; only their shape is checked.
-
-    Raises
-    ------
-    ValueError
-        With the row, and for arrays of vectors the column, of the first fault.
-    """
-    shape, event_dim = jnp.shape(value), distribution.event_dim
-    if len(shape) < event_dim or shape[len(shape) - event_dim :] != distribution.event_shape:
-        raise ValueError(
-            f"site {name!r}: observations have shape {shape}, which does not end in the event shape "
-            f"{distribution.event_shape} of the base"
-        )
-    inside = distribution.support(jnp.asarray(value))
-    if not_jax_tracer(value) and not_jax_tracer(inside):
-        refuse_faults(name, value, inside, distribution.support)
-
-
-def refuse_faults(name: str, value: Any, inside: Any, support: Any) -> None:
-    """Raise for the first entry of `value` that is not finite, then for the first False of `inside`.
-
-    Parameters
-    ----------
-    name
-        Name of the site.
-    value, inside
-        Observations, and whether each lies in the support.
-    support
-        The support, or its text, for the message.
-
-    Raises
-    ------
-    ValueError
-        With the row, and for arrays of vectors the column.
-    """
-    value = np.asarray(value)
-    if not np.issubdtype(value.dtype, np.floating):
-        value = value.astype(np.float32)
-    faults = np.argwhere(~np.isfinite(value))
-    if len(faults):
-        raise ValueError(
-            f"site {name!r}: observations must be finite, got {value[tuple(faults[0])]} at {_place(faults[0])} "
-            f"({len(faults)} such {'entry' if len(faults) == 1 else 'entries'}): remove or impute the rows"
-        )
-    faults = np.argwhere(~np.asarray(inside))
-    if len(faults):
-        event = value[tuple(faults[0])]
-        norm = f", of norm {np.linalg.norm(event):.6g}" if "Sphere" in str(support) else ""
-        raise ValueError(
-            f"site {name!r}: observations must lie in the support {support}, but {_place(faults[0])} does not: "
-            f"{np.array2string(event, precision=4, threshold=6)}{norm} ({len(faults)} such)"
-        )
-
-
-def _place(index):
-    return ", ".join(
-        f"{label} {int(i)}" for label, i in zip(("row", "column", *["dimension"] * 9), index, strict=False)
-    )
-
-
-class _Sphere(constraints.ParameterFreeConstraint):
-    """Unit vectors. NumPyro's own sphere has no bijection; this one has one up to a point."""
-
-    event_dim = 1
-    tolerance = 1e-4
-
-    def __call__(self, x):
-        xp = np if isinstance(x, np.ndarray) else jnp
-        return xp.abs(xp.linalg.norm(x, axis=-1) - 1) < self.tolerance
-
-    def feasible_like(self, prototype):
-        return jnp.full_like(prototype, prototype.shape[-1] ** -0.5)
-
-
-sphere = _Sphere()
-"""Constraint: unit vectors of R^d."""
-
-
-def is_sphere(support: constraints.Constraint) -> bool:
-    """Whether a support is the unit sphere: this library's constraint, or NumPyro's."""
-    return isinstance(support, _Sphere | type(constraints.sphere))
-
-
-def _is_unbounded(support):
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support is constraints.real or is_sphere(support)
-
-
-class StereographicTransform(ParameterFreeTransform):
-    r"""Stereographic map of :math:`R^{d-1}` onto the unit sphere of :math:`R^d`, less its last pole.
-
-    .. math:: x = \left(\frac{2 y}{1 + |y|^2}, 1 - \frac{2}{1 + |y|^2}\right), \quad
-        \left|\frac{d\mu}{dy}\right| = \frac{1}{A_d} \left(\frac{2}{1 + |y|^2}\right)^{d-1}
-
-    with respect to the uniform measure :math:`\mu` on the sphere, whose area is :math:`A_d`.
-    """
-
-    domain = constraints.real_vector
-    codomain = sphere
-
-    def __call__(self, x):
-        scale = 2 / (1 + jnp.sum(x**2, -1, keepdims=True))
-        return jnp.concatenate([scale * x, 1 - scale], -1)
-
-    def _inverse(self, y):
-        gap = jnp.maximum(1 - y[..., -1:], jnp.finfo(y.dtype).eps)
-        return y[..., :-1] / gap
-
-    def log_abs_det_jacobian(self, x, y, intermediates=None):
-        dim = jnp.shape(y)[-1]
-        log_area = jnp.log(2) + dim / 2 * jnp.log(jnp.pi) - gammaln(dim / 2)
-        return (dim - 1) * (jnp.log(2) - jnp.log1p(jnp.sum(x**2, -1))) - log_area
-
-    def forward_shape(self, shape):
-        return (*shape[:-1], shape[-1] + 1)
-
-    def inverse_shape(self, shape):
-        return (*shape[:-1], shape[-1] - 1)
-
-
-@biject_to.register(_Sphere)
-def _biject_to_sphere(constraint):
-    return StereographicTransform()
-
-
-class SphereUniform(dist.Distribution):
-    """Uniform distribution on the unit sphere of R^dim; its density is 1 with respect to itself.
-
-    Densities on the sphere are taken with respect to the uniform probability measure, so that
-    `log_prob` is 0 and log-likelihoods are in nats over uniform.
-
-    Parameters
-    ----------
-    dim
-        Dimension of the space around the sphere, at least 2.
-
-    Examples
-    --------
-    >>> from jax import random
-    >>> x = SphereUniform(3).sample(random.key(0), (4,))
-    >>> x.shape
-    (4, 3)
-    """
-
-    arg_constraints: dict = {}
-    support = sphere
-    pytree_aux_fields = ("dim",)
-
-    def __init__(self, dim: int, *, validate_args: bool | None = None):
-        if not isinstance(dim, int) or dim < 2:
-            raise ValueError(f"dim must be an integer of at least 2, got {dim!r}")
-        self.dim = dim
-        super().__init__((), (dim,), validate_args=validate_args)
-
-    @property
-    def has_rsample(self) -> bool:
-        return False
-
-    def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
-        draws = jax.random.normal(key, self.shape(sample_shape))
-        return draws / jnp.linalg.norm(draws, axis=-1, keepdims=True)
-
-    @validate_sample
-    def log_prob(self, value: jax.Array) -> jax.Array:
-        return jnp.zeros(jnp.shape(value)[:-1], jnp.result_type(value, float))
-
-    @property
-    def mean(self):
-        return jnp.zeros(self.event_shape)
-
-    @property
-    def variance(self):
-        return jnp.full(self.event_shape, 1 / self.dim)
