@@ -1,0 +1,208 @@
+"""The estimated gradient against the exact gradient of the log-likelihood."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from tests.statistics import assert_mean
+
+import numpyro_ebm as ebm
+
+
+def keep_gradients():
+    """An optax optimiser that keeps parameters, and puts the gradients into its state."""
+    return optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda grads, state, params=None: (jax.tree.map(jnp.zeros_like, grads), grads),
+    )
+
+
+def gradients(model, estimator, x, num_updates=300, burn_in=100, loss=None, num_series=4):
+    """Series (num_series, num_updates) of the loss's gradient in the parameter theta, held fixed."""
+    svi = SVI(ebm.estimate(model, estimator), lambda x: None, keep_gradients(), loss or Trace_ELBO())
+
+    def series(key):
+        state = svi.init(key, x)
+
+        def update(state, _):
+            state, _ = svi.update(state, x)
+            return state, state.optim_state[1][1]["theta"]
+
+        return jax.lax.scan(update, state, None, length=burn_in + num_updates)[1][burn_in:]
+
+    return jax.jit(jax.vmap(series))(random.split(random.key(0), num_series))
+
+
+THETA = 0.7
+
+
+def site(d, x):
+    numpyro.sample("x", d, obs=x)
+
+
+def gaussian():
+    """Energy theta x^2 / 2 on N(0, 1): log Z = -log(1 + theta) / 2."""
+    theta = numpyro.param("theta", THETA)
+    return ebm.EnergyBased(lambda x: theta * x**2 / 2, dist.Normal(0, 1))
+
+
+def exponential():
+    """Energy theta x on Exp(1), skewed and bounded: log Z = -log(1 + theta)."""
+    theta = numpyro.param("theta", THETA)
+    return ebm.EnergyBased(lambda x: theta * x, dist.Exponential(1.0))
+
+
+def von_mises_fisher():
+    """Energy -theta x_3 on S^2: log Z = log(sinh(theta) / theta)."""
+    theta = numpyro.param("theta", THETA)
+    return ebm.EnergyBased(lambda x: -theta * x[2], ebm.SphereUniform(3))
+
+
+def learned_base():
+    """No energy to learn, but the base: the exponential of rate 1 + theta times exp(-x)."""
+    theta = numpyro.param("theta", THETA)
+    return ebm.EnergyBased(lambda x: x, dist.Exponential(1 + theta))
+
+
+def warm():
+    """A learned inverse temperature."""
+    theta = numpyro.param("theta", THETA)
+    return ebm.EnergyBased(lambda x: x**2 / 2, dist.Normal(0, 1), inverse_temperature=theta)
+
+
+# x, and the gradient of minus the log-likelihood per observation
+CASES = {
+    "gaussian": (gaussian, jnp.linspace(-1.5, 2, 12), lambda x: x**2 / 2 - 1 / (2 * (1 + THETA)), 0.6),
+    "exponential": (exponential, jnp.linspace(0.1, 3, 12), lambda x: x - 1 / (1 + THETA), 0.5),
+    "von Mises-Fisher": (
+        von_mises_fisher,
+        jnp.stack([jnp.sqrt(1 - jnp.linspace(-0.5, 1, 12) ** 2), jnp.zeros(12), jnp.linspace(-0.5, 1, 12)], -1),
+        lambda x: -x[:, 2] + 1 / np.tanh(THETA) - 1 / THETA,
+        0.5,
+    ),
+    "learned base": (learned_base, jnp.linspace(0.1, 3, 12), lambda x: x - 1 / (2 + THETA), 0.4),
+    "inverse temperature": (warm, jnp.linspace(-1.5, 2, 12), lambda x: x**2 / 2 - 1 / (2 * (1 + THETA)), 0.6),
+}
+
+
+def pool(step_size, **kwargs):
+    return ebm.ChainPool(ebm.kernels.mala(step_size), 50, num_steps=3, **kwargs)
+
+
+@pytest.mark.parametrize("simultaneous", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_gradient_is_unbiased(case, simultaneous):
+    make, x, exact, step_size = CASES[case]
+
+    def model(x):
+        d = make()
+        with numpyro.plate("data", 12):
+            site(d, x)
+
+    series = gradients(model, ebm.ContrastiveDivergence(pool(step_size), simultaneous), x)
+    assert_mean(series, exact(x).sum())
+
+
+def test_gradient_is_unbiased_with_a_part_of_the_pool_drawn():
+    make, x, exact, step_size = CASES["exponential"]
+    estimator = ebm.ContrastiveDivergence(pool(step_size, num_chains=20))
+    assert_mean(gradients(plated, estimator, x), exact(x).sum())
+
+
+def plated(x):
+    d = exponential()
+    with numpyro.plate("data", 12):
+        site(d, x)
+
+
+def subsampled(x):
+    d = exponential()
+    with numpyro.plate("data", 12, subsample_size=4):
+        site(d, numpyro.subsample(x, event_dim=0))
+
+
+def nested(x):
+    d = exponential()
+    with numpyro.plate("columns", 4, dim=-1), numpyro.plate("rows", 3, dim=-2):
+        site(d, x.reshape(3, 4))
+
+
+def to_event(x):
+    d = exponential()
+    with numpyro.plate("rows", 3):
+        site(d.expand([3, 4]).to_event(1), x.reshape(3, 4))
+
+
+def masked(x):
+    d = exponential()
+    with numpyro.plate("data", 12), handlers.mask(mask=jnp.arange(12) < 5):
+        site(d, x)
+
+
+def scaled(x):
+    d = exponential()
+    with handlers.scale(scale=0.25), numpyro.plate("data", 12):
+        site(d, x)
+
+
+MODELS = {"plate": plated, "subsample": subsampled, "nested": nested, "to_event": to_event, "mask": masked, "scale": scaled}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradient_is_unbiased_in_every_place_of_a_model(name):
+    _, x, exact, step_size = CASES["exponential"]
+    terms = exact(x)
+    expected = {"mask": terms[:5].sum(), "scale": 0.25 * terms.sum()}.get(name, terms.sum())
+    series = gradients(MODELS[name], ebm.ContrastiveDivergence(pool(step_size)), x)
+    assert_mean(series, expected)
+
+
+def test_gradient_is_unbiased_for_a_batch_of_energies():
+    """Each observation has an energy of its own: theta * c_n * x on Exp(1)."""
+    slopes = jnp.linspace(0.5, 2, 12)
+    x = jnp.linspace(0.1, 3, 12)
+
+    def model(x):
+        theta = numpyro.param("theta", THETA)
+        with numpyro.plate("data", 12):
+            site(ebm.EnergyBased(lambda x: theta * slopes * x, dist.Exponential(1.0)), x)
+
+    series = gradients(model, ebm.ContrastiveDivergence(pool(0.3)), x)
+    assert_mean(series, jnp.sum(slopes * (x - 1 / (1 + THETA * slopes))))
+
+
+@pytest.mark.parametrize("loss", [Trace_ELBO(), TraceMeanField_ELBO()], ids=lambda loss: type(loss).__name__)
+def test_gradient_is_unbiased_in_double_precision(loss):
+    with jax.enable_x64(True):
+        _, x, exact, step_size = CASES["exponential"]
+        x = jnp.asarray(np.asarray(x, np.float64))
+        series = gradients(plated, ebm.ContrastiveDivergence(pool(step_size)), x, loss=loss)
+        assert series.dtype == jnp.float64
+        assert_mean(series, exact(x).sum())
+
+
+@pytest.mark.parametrize("simultaneous", [False, True])
+def test_loss_has_the_gradient_of_the_contrast(simultaneous):  # case A11
+    """Energy theta x, data at 0.7, chains at 0.2: 0.5 exactly, and nothing through the chains."""
+
+    def model(x):
+        theta = numpyro.param("theta", 0.3)
+        with numpyro.plate("data", 1):
+            site(ebm.EnergyBased(lambda x: theta * x, dist.Uniform(0, 1)), x)
+
+    still = ebm.ChainPool(ebm.kernels.ula(1e-14), 8, init=lambda key, shape: jnp.full(shape, 0.2))
+    series = gradients(
+        model, ebm.ContrastiveDivergence(still, simultaneous), jnp.array([0.7]), num_updates=1, burn_in=0, num_series=1
+    )
+    np.testing.assert_allclose(series, 0.5, atol=2e-6)
+
+
+def test_needs_a_pool():
+    with pytest.raises(TypeError, match="pool must be a ChainPool"):
+        ebm.ContrastiveDivergence(ebm.kernels.mala(0.1))

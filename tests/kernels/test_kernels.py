@@ -1,0 +1,242 @@
+"""Kernels against closed forms, in standard errors; ULA against its own stationary law."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import lax, random
+from numpyro.distributions import constraints
+from scipy import special
+from tests.statistics import assert_mean
+
+import numpyro_ebm as ebm
+from numpyro_ebm import kernels
+
+
+def run(kernel, logdensity_fn, position, num_steps, burn_in=200, key=0):
+    """Positions (chains, draws, *event) and the infos of a batch of chains."""
+
+    def step(state, key):
+        state, info = kernel.step(key, state, logdensity_fn)
+        return state, (state.position, info)
+
+    @jax.jit
+    def scan(position, key):
+        return lax.scan(step, kernel.init(position, logdensity_fn), random.split(key, burn_in + num_steps))[1]
+
+    positions, infos = scan(position, random.key(key))
+    return np.asarray(jnp.swapaxes(positions, 0, 1))[:, burn_in:], infos
+
+
+def mean_resultant(dim, kappa):
+    return special.ive(dim / 2, kappa) / special.ive(dim / 2 - 1, kappa)
+
+
+CHAINS = 64
+
+
+def test_mala_on_a_standard_normal():
+    draws, infos = run(kernels.mala(0.6), lambda x: -jnp.sum(x**2, -1) / 2, jnp.zeros((CHAINS, 2)), 1000)
+    assert_mean(draws, 0.0)
+    assert_mean(draws**2, 1.0)
+    assert_mean(draws**4, 3.0)
+    assert 0.6 < float(infos.acceptance_rate.mean()) < 0.95
+
+
+def test_mala_on_a_skewed_target():
+    """A Gumbel density; a wrong sign shows in its third moment."""
+    draws, _ = run(kernels.mala(0.4), dist.Gumbel(0, 1).log_prob, jnp.zeros(CHAINS), 2000)
+    variance = np.pi**2 / 6
+    assert_mean(draws, np.euler_gamma)
+    assert_mean((draws - np.euler_gamma) ** 2, variance)
+    assert_mean((draws - np.euler_gamma) ** 3, 2 * special.zeta(3))
+
+
+@pytest.mark.parametrize(
+    ("target", "start", "step_size"),
+    [
+        (dist.Beta(2, 5), 0.5, 0.4),
+        (dist.Gamma(3, 2), 1.0, 0.2),
+        (dist.LogNormal(0, 0.5), 1.0, 0.1),
+        (dist.Uniform(-1, 3), 0.0, 0.5),
+    ],
+    ids=["beta", "gamma", "lognormal", "uniform"],
+)
+def test_mala_on_bounded_supports(target, start, step_size):
+    kernel = kernels.on_support(kernels.mala(step_size), target.support)
+    draws, _ = run(kernel, target.log_prob, jnp.full(CHAINS, start), 1000)
+    assert target.support(draws).all()
+    assert_mean(draws, target.mean)
+    assert_mean((draws - target.mean) ** 2, target.variance)
+
+
+def test_mala_on_a_simplex():
+    target = dist.Dirichlet(jnp.array([2.0, 3.0, 4.0]))
+    kernel = kernels.on_support(kernels.mala(0.2), target.support)
+    draws, _ = run(kernel, target.log_prob, jnp.full((CHAINS, 3), 1 / 3), 1000)
+    assert_mean(draws, target.mean)
+
+
+@pytest.mark.parametrize(("dim", "kappa", "step_size"), [(3, 2.0, 0.4), (15, 10.0, 0.07)], ids=["S2", "S14"])
+def test_geodesic_mala_on_von_mises_fisher(dim, kappa, step_size):
+    start = ebm.SphereUniform(dim).sample(random.key(1), (CHAINS,))
+    draws, infos = run(kernels.sphere.mala(step_size), lambda x: kappa * x[..., 0], start, 2000)
+    resultant = mean_resultant(dim, kappa)
+    assert_mean(draws, np.eye(dim)[0] * resultant)
+    # E[cos^2] = 1 - (d - 1) A / kappa
+    assert_mean(draws[..., 0] ** 2, 1 - (dim - 1) * resultant / kappa)
+    assert np.abs(np.linalg.norm(draws, axis=-1) - 1).max() < 1e-5
+    assert 0.4 < float(infos.acceptance_rate.mean()) < 0.95
+
+
+def test_on_support_takes_spheres_to_their_geodesics():
+    for support in (ebm.SphereUniform(3).support, constraints.sphere):
+        assert kernels.on_support(kernels.mala(0.1), support) == kernels.sphere.mala(0.1)
+    assert kernels.on_support(kernels.sphere.projected(0.1), constraints.sphere) == kernels.sphere.projected(0.1)
+    assert kernels.on_support(kernels.ula(0.1), constraints.real_vector) == kernels.ula(0.1)
+    with pytest.raises(ValueError, match="continuous support"):
+        kernels.on_support(kernels.mala(0.1), constraints.nonnegative_integer)
+
+
+@pytest.mark.parametrize(("step_size", "temperature"), [(0.1, 1.0), (0.5, 1.0), (0.2, 0.3)])
+def test_ula_has_its_own_stationary_law(step_size, temperature):
+    draws, infos = run(kernels.ula(step_size, temperature), lambda x: -(x**2) / 2, jnp.zeros(CHAINS), 1500)
+    assert_mean(draws, 0.0)
+    assert_mean(draws**2, temperature / (1 - step_size / 2))
+    assert float(infos.acceptance_rate.min()) == 1
+
+
+def test_the_published_move_is_biased_where_geodesic_mala_is_not():
+    start = ebm.SphereUniform(15).sample(random.key(1), (CHAINS,))
+    draws, _ = run(kernels.sphere.projected(2e-2), lambda x: 10 * x[..., 0], start, 1000)
+    assert abs(draws[..., 0].mean() - 0.553) < 0.005
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [kernels.sphere.mala(0.05), kernels.sphere.ula(0.05)], ids=["mala", "ula"])
+def test_positions_keep_their_norm_over_100_000_moves(kernel):
+    """Budget: half a minute."""
+    start = ebm.SphereUniform(15).sample(random.key(1), (4,))
+
+    def step(state, key):
+        state, _ = kernel.step(key, state, lambda x: 10 * x[..., 0])
+        return state, jnp.abs(jnp.linalg.norm(state.position, axis=-1) - 1).max()
+
+    state = kernel.init(start, lambda x: 10 * x[..., 0])
+    _, errors = jax.jit(lambda state, keys: lax.scan(step, state, keys))(state, random.split(random.key(0), 100_000))
+    assert float(errors.max()) < 1e-5
+
+
+def test_geodesic_moves_are_reversible():
+    position = ebm.SphereUniform(5).sample(random.key(0), (10,))
+    ambient = position + 0.7 * random.normal(random.key(1), (10, 5))
+    moved, velocity, velocity_end = kernels.SPHERE.retract(position, ambient)
+    np.testing.assert_allclose(jnp.linalg.norm(velocity, axis=-1), jnp.linalg.norm(velocity_end, axis=-1), rtol=1e-5)
+    np.testing.assert_allclose(jnp.sum(moved * velocity_end, -1), 0, atol=1e-6)
+    back, _, velocity_back = kernels.SPHERE.retract(moved, moved - velocity_end)
+    np.testing.assert_allclose(back, position, atol=1e-5)
+    np.testing.assert_allclose(velocity_back, -velocity, atol=1e-5)
+
+
+def test_a_batch_of_chains_moves_and_is_accepted_each_on_its_own():
+    wide = jnp.array([1.0, 1e-3])  # the second chain's steps are far too long
+    logdensity_fn = lambda x: -(x**2) / (2 * wide**2)  # noqa: E731
+    _, infos = run(kernels.mala(0.5), logdensity_fn, jnp.zeros(2), 500)
+    rates = infos.acceptance_rate.mean(0)
+    assert rates[0] > 0.8
+    assert rates[1] < 0.2
+
+
+def test_nonfinite_proposals_are_rejected_and_counted():  # case A9
+    def logdensity_fn(x):
+        return jnp.where(x > 3, jnp.nan, -(x**2) / 2)
+
+    draws, infos = run(kernels.mala(5.0), logdensity_fn, jnp.array([2.9, 0.0, 0.0, 0.0]), 500, burn_in=0)
+    assert np.isfinite(draws).all()
+    assert (np.asarray(infos.is_nonfinite).sum(0) > 0).all()
+    assert (draws.std(1) > 0.1).all()
+    assert not np.any(np.asarray(infos.is_nonfinite) & np.asarray(infos.is_accepted))
+
+
+def test_an_energy_error_over_1000_is_divergent():
+    state = kernels.mala(1.0).init(jnp.array(1.0), lambda x: -1e6 * x**2)
+    _, info = kernels.mala(1.0).step(random.key(0), state, lambda x: -1e6 * x**2)
+    assert info.is_divergent
+    assert not info.is_nonfinite
+    assert not info.is_accepted
+
+
+@pytest.mark.parametrize("edge", [0.0, 1.0])
+def test_chains_start_on_the_edge_of_a_support(edge):
+    target = dist.Beta(2, 2)
+    kernel = kernels.on_support(kernels.mala(0.5), target.support)
+    draws, _ = run(kernel, target.log_prob, jnp.full(4, edge), 300, burn_in=0)
+    assert np.isfinite(draws).all()
+    assert (np.abs(draws[:, -1] - edge) > 1e-3).all()
+
+
+def test_a_schedule_is_a_function_of_the_moves():
+    schedule = optax.linear_schedule(0.1, 0.2, 10)
+    state = kernels.ula(schedule).init(jnp.zeros(3), lambda x: -jnp.sum(x**2) / 2, num_moves=5)
+    by_schedule, _ = kernels.ula(schedule).step(random.key(0), state, lambda x: -jnp.sum(x**2) / 2)
+    by_number, _ = kernels.ula(0.15).step(random.key(0), state, lambda x: -jnp.sum(x**2) / 2)
+    np.testing.assert_allclose(by_schedule.position, by_number.position, rtol=1e-6)
+    assert int(by_schedule.num_moves) == 6
+
+
+@pytest.mark.parametrize("make", [kernels.ula, kernels.mala, kernels.sphere.ula, kernels.sphere.mala])
+@pytest.mark.parametrize("step_size", [0.0, -1.0, float("nan"), float("inf")])
+def test_step_size_must_be_positive(make, step_size):
+    with pytest.raises(ValueError, match="step_size must be positive"):
+        make(step_size)
+
+
+def test_temperature_must_be_positive():
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        kernels.ula(0.1, temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "start"),
+    [
+        (kernels.mala(0.1), jnp.ones((3, 2))),
+        (kernels.ula(0.1), jnp.ones((3, 2))),
+        (kernels.sphere.mala(0.1), jnp.eye(3)),
+        (kernels.on_support(kernels.mala(0.1), constraints.independent(constraints.positive, 1)), jnp.ones((3, 2))),
+    ],
+    ids=["mala", "ula", "sphere", "positive"],
+)
+class TestContract:
+    """jit equals eager, vmap equals a batch's elements, keys old and new, no key used twice."""
+
+    @staticmethod
+    def logdensity_fn(x):
+        return -jnp.sum((x - 0.3) ** 4, -1)
+
+    def test_jit_equals_eager_and_keys_old_and_new(self, kernel, start):  # case A16
+        with jax.debug_key_reuse(True):
+            state = kernel.init(start, self.logdensity_fn)
+            eager, _ = kernel.step(random.key(7), state, self.logdensity_fn)
+            jitted, _ = jax.jit(lambda key, s: kernel.step(key, s, self.logdensity_fn))(random.key(7), state)
+        old, _ = kernel.step(random.PRNGKey(7), state, self.logdensity_fn)
+        for other in (jitted, old):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), eager, other)
+
+    def test_vmap_over_chains(self, kernel, start):
+        keys = random.split(random.key(0), 3)
+
+        def one(key, position):
+            return kernel.step(key, kernel.init(position, self.logdensity_fn), self.logdensity_fn)[0].position
+
+        mapped = jax.vmap(one)(keys, start)
+        looped = jnp.stack([one(key, position) for key, position in zip(keys, start, strict=True)])
+        np.testing.assert_allclose(mapped, looped, rtol=1e-5, atol=1e-6)
+
+    def test_float64(self, kernel, start):
+        with jax.enable_x64(True):
+            position = jnp.asarray(np.asarray(start, np.float64))
+            state, _ = kernel.step(random.key(0), kernel.init(position, self.logdensity_fn), self.logdensity_fn)
+            assert state.position.dtype == jnp.float64
+            assert state.logdensity.dtype == jnp.float64

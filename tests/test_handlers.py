@@ -1,0 +1,221 @@
+"""estimate, check_model and fitted_distribution."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpyro.infer import MCMC, NUTS, SVI, RenyiELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_ebm as ebm
+
+POOL = ebm.ChainPool(ebm.kernels.mala(0.5), 64, num_steps=5)
+CD = ebm.ContrastiveDivergence(POOL)
+X = jnp.linspace(-2.0, 2.0, 40) + 0.5
+
+
+def model(x):
+    theta = numpyro.param("theta", 0.1, constraint=dist.constraints.positive)
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("x", ebm.EnergyBased(lambda x: theta * (x - 0.5) ** 2 / 2, dist.Normal(0.5, 3.0)), obs=x)
+
+
+def guide(x):
+    pass
+
+
+def make(loss=None, optim=None, fn=None):
+    return SVI(fn or ebm.estimate(model, CD), guide, optim or optax.adam(3e-2), loss or Trace_ELBO())
+
+
+# maximum likelihood: 1 / (1/9 + theta) = mean (x - 1/2)^2
+EXACT = 1 / float(jnp.mean((X - 0.5) ** 2)) - 1 / 9
+
+
+@pytest.mark.parametrize("loss", [Trace_ELBO(), TraceMeanField_ELBO()], ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize("way", ["run", "bar", "stable", "by hand"])
+def test_svi_trains(way, loss):
+    svi = make(loss)
+    if way == "by hand":
+        state = svi.init(random.key(0), X)
+        update = jax.jit(svi.update)
+        for _ in range(600):
+            state, value = update(state, X)
+    else:
+        options = {"progress_bar": way == "bar", "stable_update": way == "stable"}
+        state = svi.run(random.key(0), 600, X, **options).state
+    assert abs(float(svi.get_params(state)["theta"]) - EXACT) < 0.15
+    assert jnp.isfinite(svi.evaluate(state, X))
+    assert set(state.mutable_state) == {"x$chains"}
+
+
+def test_a_learned_prior_over_a_latent_trains_with_an_autoguide():
+    """z ~ exp(-theta z^2 / 2) N(0, 3), y ~ N(z, 1/2): y is Gaussian, theta by maximum likelihood."""
+    y = 2 * random.normal(random.key(3), (200,))
+
+    def model(y):
+        theta = numpyro.param("theta", 0.5, constraint=dist.constraints.positive)
+        with numpyro.plate("data", 200):
+            z = numpyro.sample("z", ebm.EnergyBased(lambda z: theta * z**2 / 2, dist.Normal(0, 3)))
+            numpyro.sample("y", dist.Normal(z, 0.5), obs=y)
+
+    estimated = ebm.estimate(model, CD)
+    svi = SVI(estimated, AutoNormal(estimated), optax.adam(3e-2), Trace_ELBO())
+    result = svi.run(random.key(0), 1500, y, progress_bar=False)
+    variance = float(jnp.mean(y**2)) - 0.25
+    assert abs(float(result.params["theta"]) / (1 / variance - 1 / 9) - 1) < 0.25
+
+
+def test_two_sites_each_with_its_own_estimator():
+    def model(x):
+        for name in ("a", "b"):
+            theta = numpyro.param(f"theta_{name}", 0.1)
+            with numpyro.plate(f"plate_{name}", 40):
+                numpyro.sample(name, ebm.EnergyBased(lambda x, t=theta: t * x**2 / 2, dist.Normal(0, 3)), obs=x)
+
+    small = ebm.ContrastiveDivergence(ebm.ChainPool(ebm.kernels.mala(0.1), 7))
+    for config in ({"a": CD, "b": small}, lambda site: {"a": CD, "b": small}[site["name"]]):
+        svi = make(fn=ebm.estimate(model, config))
+        state = svi.run(random.key(0), 3, X, progress_bar=False).state
+        sizes = {name: holder["state"].position.shape for name, holder in state.mutable_state.items()}
+        assert sizes == {"a$chains": (64,), "b$chains": (7,)}
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (Trace_ELBO(num_particles=2), "num_particles=1, got 2"),
+        (TraceMeanField_ELBO(num_particles=4), "num_particles=1, got 4"),
+        (Trace_ELBO(multi_sample_guide=True), "multi_sample_guide"),
+        (RenyiELBO(), "Trace_ELBO or TraceMeanField_ELBO"),
+        (TraceGraph_ELBO(), "Trace_ELBO or TraceMeanField_ELBO"),
+    ],
+    ids=["particles", "mean-field particles", "multi-sample", "Renyi", "graph"],
+)
+def test_losses_that_drop_the_chains_are_refused_before_training(loss, message):
+    with pytest.raises(ValueError, match=message):
+        make(loss).init(random.key(0), X)
+
+
+def test_the_estimate_does_not_act_under_mcmc():
+    def model(x):
+        theta = numpyro.sample("theta", dist.Gamma(2, 2))
+        with numpyro.plate("data", 40):
+            numpyro.sample("x", ebm.EnergyBased(lambda x: theta * x**2, dist.Normal(0, 1)), obs=x)
+
+    mcmc = MCMC(NUTS(ebm.estimate(model, CD)), num_warmup=2, num_samples=2, progress_bar=False)
+    with pytest.raises(ebm.IntractableNormalizerError, match="site 'x'"):
+        mcmc.run(random.key(0), X)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        (3, TypeError, "config must be an estimator"),
+        ({"x": 3}, TypeError, r"config\['x'\] must be an estimator"),
+        (lambda site: 3, TypeError, "returned 3 for site 'x'"),
+        ({"x": CD, "y": CD}, ValueError, r"names \['y'\].*are \['x'\]"),
+    ],
+)
+def test_config_is_checked(config, error, message):
+    with pytest.raises(error, match=message):
+        make(fn=ebm.estimate(model, config)).init(random.key(0), X)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [(X.at[3].set(jnp.nan), "site 'x': .*nan at row 3"), (X.at[5].set(-jnp.inf), "-inf at row 5")],
+)
+def test_data_are_checked_before_training(x, message):  # case A8
+    with pytest.raises(ValueError, match=message):
+        make().init(random.key(0), x)
+
+
+def test_a_site_left_alone_keeps_its_guard():
+    svi = make(fn=ebm.estimate(model, lambda site: None))
+    with pytest.raises(ebm.IntractableNormalizerError):
+        svi.run(random.key(0), 1, X, progress_bar=False)
+
+
+def test_chains_of_a_batch_under_subsampling_are_refused():
+    def model(x):
+        theta = numpyro.param("theta", 0.1)
+        with numpyro.plate("data", 40, subsample_size=10) as index:
+            d = ebm.EnergyBased(lambda x: theta * index * x**2, dist.Normal(0, 1))
+            numpyro.sample("x", d, obs=x[index])
+
+    with pytest.raises(NotImplementedError, match="subsampled plate 'data'"):
+        make(fn=ebm.estimate(model, CD)).init(random.key(0), X)
+
+
+def test_log_density_scales_with_the_subsample():  # case A6
+    for size in (1, 100):
+        x = jnp.linspace(0, 1, 1000)
+
+        def model(x, size=size):
+            with numpyro.plate("data", 1000, subsample_size=size) as index:
+                numpyro.sample("x", ebm.EnergyBased(lambda x: x**2, dist.Normal(0, 1)), obs=x[index])
+
+        with numpyro.handlers.seed(rng_seed=0):
+            value, trace = numpyro.infer.util.log_density(model, (x,), {}, {})
+        batch = trace["x"]["value"]
+        assert batch.shape == (size,)
+        np.testing.assert_allclose(value, 1000 / size * trace["x"]["fn"].log_prob(batch).sum(), rtol=1e-5)
+
+
+def check_latent(z_dist, energy):
+    def model(x):
+        z = numpyro.sample("z", z_dist)
+        numpyro.sample("x", ebm.EnergyBased(energy(z), dist.Normal(0, 1)), obs=x)
+
+    return ebm.check_model(model, 0.5)
+
+
+def test_check_model_names_latent_and_discrete_and_learned():  # case A19
+    assert check_latent(dist.Gamma(1, 1), lambda z: lambda x: z * x**2) == {"x": {"z"}}
+    rates = jnp.array([0.5, 2.0])
+    assert check_latent(dist.Bernoulli(0.5), lambda z: lambda x: rates[z] * x**2) == {"x": {"z"}}
+    assert check_latent(dist.Gamma(1, 1), lambda z: lambda x: x**2) == {}
+    assert ebm.check_model(model, X) == {"x": {"theta"}}
+
+    def latent_everywhere(x):
+        beta = numpyro.sample("beta", dist.Gamma(2, 2))
+        scale = numpyro.sample("scale", dist.Gamma(2, 2))
+        unused = numpyro.sample("unused", dist.Gamma(2, 2))
+        numpyro.sample("a", ebm.EnergyBased(lambda x: x**2, dist.Normal(0, 1), inverse_temperature=beta), obs=x)
+        numpyro.sample("b", ebm.EnergyBased(lambda x: x**2, dist.Normal(0, scale)), obs=x)
+        numpyro.sample("c", dist.Normal(unused, 1), obs=x)
+
+    assert ebm.check_model(latent_everywhere, 0.5) == {"a": {"beta"}, "b": {"scale"}}
+
+
+@pytest.mark.parametrize(("given", "expected"), [("same", {}), ("number", {"x": {"theta"}})])
+def test_check_model_knows_a_given_log_z(given, expected):
+    def model(x):
+        theta = numpyro.sample("theta", dist.Gamma(1, 1))
+        log_z = {"same": lambda: -jnp.log1p(2 * theta) / 2, "number": 0.3}[given]
+        numpyro.sample("x", ebm.EnergyBased(lambda x: theta * x**2, dist.Normal(0, 1), log_normalizer=log_z), obs=x)
+
+    assert ebm.check_model(model, 0.5) == expected
+
+
+def test_check_model_of_a_latent_site():
+    def model():
+        x = numpyro.sample("x", ebm.EnergyBased(lambda x: x[0] ** 2, ebm.SphereUniform(3)))
+        numpyro.sample("y", dist.Normal(x, 1).to_event(1), obs=jnp.ones(3))
+
+    assert ebm.check_model(model) == {}
+
+
+def test_fitted_distribution():
+    d = ebm.fitted_distribution(model, {"theta": 0.7}, X)
+    assert d.batch_shape == ()
+    np.testing.assert_allclose(d.energy(jnp.array(1.5)), 0.35, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"depends on 'theta' \(param\)"):
+        ebm.fitted_distribution(model, {}, X)
+    with pytest.raises(ValueError, match=r"energy-based sites \['x'\], got 'y'"):
+        ebm.fitted_distribution(model, {"theta": 0.7}, X, site="y")

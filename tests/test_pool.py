@@ -1,0 +1,140 @@
+"""Pools: what is drawn, restarted, repaired and written back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from tests.statistics import assert_mean
+
+import numpyro_ebm as ebm
+from numpyro_ebm import kernels
+from numpyro_ebm.pool import Observations
+
+TARGET = ebm.EnergyBased(lambda x: x**2, dist.Normal(0, 1))
+ROWS = Observations(jnp.arange(5.0) + 100)
+TINY = kernels.ula(1e-12)  # moves that keep a chain where it was put
+
+
+def test_chains_start_at_draws_of_the_base():
+    state = ebm.ChainPool(TINY, 4000).start(random.key(0), TARGET)
+    assert state.position.shape == (4000,)
+    assert abs(float(state.position.var()) - 1) < 5 * np.sqrt(2 / 4000)
+
+
+@pytest.mark.parametrize(
+    "init", [dist.Uniform(10, 11), lambda key, shape: random.uniform(key, shape) + 10], ids=["distribution", "function"]
+)
+def test_chains_start_where_init_says(init):
+    position = ebm.ChainPool(TINY, 50, init=init).start(random.key(0), TARGET).position
+    assert ((position >= 10) & (position <= 11)).all()
+
+
+def test_chains_start_at_the_data_as_evenly_as_they_can():
+    position = ebm.ChainPool(TINY, 13, init="data").start(random.key(0), TARGET, ROWS).position
+    _, counts = np.unique(np.asarray(position), return_counts=True)
+    assert sorted(counts) == [2, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize("probability", [0.3, 1.0])
+def test_chains_restart_at_the_data(probability):
+    pool = ebm.ChainPool(TINY, 5000, restart_prob=probability)
+    state = pool.start(random.key(0), TARGET)
+    state, moved = pool.advance(random.key(1), state, None, TARGET, ROWS)
+    restarted = np.asarray(moved) > 50
+    error = np.sqrt(probability * (1 - probability) / 5000)
+    assert abs(restarted.mean() - probability) <= 5 * error
+    counts = np.bincount(np.round(np.asarray(moved)[restarted] - 100).astype(int), minlength=5)
+    assert np.all(np.abs(counts / counts.sum() - 0.2) < 5 * np.sqrt(0.16 / counts.sum()))
+
+
+def test_masked_rows_are_no_restarts():
+    pool = ebm.ChainPool(TINY, 200, restart_prob=1.0, init="data")
+    rows = ROWS._replace(weight=jnp.array([1.0, 0, 0, 1, 0]))
+    state = pool.start(random.key(0), TARGET, rows)
+    state, moved = pool.advance(random.key(1), state, None, TARGET, rows)
+    assert set(np.round(np.asarray(moved))) == {100.0, 103.0}
+
+
+def test_chains_are_reinitialised():
+    pool = ebm.ChainPool(TINY, 5000, reinit_prob=0.05, init=dist.Uniform(10, 11))
+    state = pool.start(random.key(0), TARGET)._replace(position=jnp.zeros(5000))
+    _, moved = pool.advance(random.key(1), state, None, TARGET)
+    assert abs((np.asarray(moved) > 5).mean() - 0.05) < 5 * np.sqrt(0.05 * 0.95 / 5000)
+
+
+def test_drawn_chains_are_written_back_and_others_stay():
+    pool = ebm.ChainPool(kernels.mala(0.1), 10, num_chains=4)
+    state = pool.start(random.key(0), TARGET)
+    index, drawn = pool.draw(random.key(1), state)
+    assert len(np.unique(np.asarray(index))) == 4
+    new, moved = pool.advance(random.key(2), state, index, TARGET)
+    np.testing.assert_array_equal(new.position[index], moved)
+    others = np.setdiff1d(np.arange(10), np.asarray(index))
+    np.testing.assert_array_equal(new.position[others], state.position[others])
+    assert drawn.shape == moved.shape == (4,)
+
+
+def test_a_chain_that_turns_non_finite_restarts_and_is_counted():
+    broken = ebm.EnergyBased(lambda x: jnp.where(x > 3, jnp.nan, x**2), dist.Normal(0, 1))
+    pool = ebm.ChainPool(kernels.ula(0.1), 6)
+    state = pool.start(random.key(0), broken)._replace(position=jnp.array([0.0, 5.0, 0, 5.0, jnp.inf, 0]))
+    new, _ = pool.advance(random.key(1), state, None, broken)
+    assert jnp.isfinite(new.position).all()
+    assert int(new.num_nonfinite) == 3
+    new, _ = pool.advance(random.key(1), state, None, broken, Observations(jnp.array([0.25])))
+    np.testing.assert_array_equal(new.position[jnp.array([1, 3, 4])], 0.25)
+
+
+def test_mala_chains_stay_at_the_target():
+    pool = ebm.ChainPool(kernels.mala(0.1), 100, num_steps=5)
+    state = pool.start(random.key(0), TARGET)
+
+    @jax.jit
+    def advance(state, key):
+        state, moved = pool.advance(key, state, None, TARGET)
+        return state, moved
+
+    state, draws = jax.lax.scan(advance, state, random.split(random.key(1), 400))
+    draws = jnp.swapaxes(draws[100:], 0, 1)
+    assert_mean(draws**2, 1 / 3)
+    assert int(state.num_moves) == 2000
+    assert 0 < float(state.acceptance_rate) <= 1
+
+
+def test_nothing_is_differentiated_through_the_chains():
+    def moved(scale):
+        d = ebm.EnergyBased(lambda x: scale * x**2, dist.Normal(0, 1))
+        pool = ebm.ChainPool(kernels.mala(0.1), 10, num_steps=3)
+        return pool.advance(random.key(1), pool.start(random.key(0), d), None, d)[1].sum()
+
+    assert jax.grad(moved)(1.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"pool_size": 0}, ValueError, "pool_size must be a positive integer, got 0"),
+        ({"pool_size": 2.0}, ValueError, "pool_size must be a positive integer"),
+        ({"num_chains": 0}, ValueError, "num_chains must be from 1 to pool_size=8, got 0"),
+        ({"num_chains": 9}, ValueError, "num_chains must be from 1"),
+        ({"num_steps": 0}, ValueError, "num_steps must be a positive integer"),
+        ({"restart_prob": 1.5}, ValueError, "restart_prob must be a probability"),
+        ({"reinit_prob": -0.1}, ValueError, "reinit_prob must be a probability"),
+        ({"restart_prob": float("nan")}, ValueError, "restart_prob must be a probability"),
+        ({"kernel": 0.1}, TypeError, "kernel must have init and step"),
+        ({"init": 3}, TypeError, "init must be"),
+    ],
+)
+def test_refuses(change, error, message):
+    with pytest.raises(error, match=message):
+        ebm.ChainPool(**({"kernel": TINY, "pool_size": 8} | change))
+
+
+def test_needs_something_to_start_from():
+    flat = ebm.EnergyBased(lambda x: x**2, dist.ImproperUniform(dist.constraints.real, (), ()))
+    with pytest.raises(ValueError, match=r"ImproperUniform can't be drawn from.*ChainPool\(init="):
+        ebm.ChainPool(TINY, 8).start(random.key(0), flat)
+    with pytest.raises(ValueError, match="needs observations"):
+        ebm.ChainPool(TINY, 8, init="data").start(random.key(0), TARGET)
