@@ -1,15 +1,17 @@
 """Effect handlers that make energy-based sites trainable, and the check for the ones that are not."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from jax import random
 from numpyro import handlers
-from numpyro.infer import ELBO, SVI, Trace_ELBO, TraceMeanField_ELBO, init_to_sample
+from numpyro.infer import ELBO, SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoGuide
+from numpyro.infer.gibbs import latent_sample_sites, prototype_trace
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger, mutable
 
@@ -135,7 +137,10 @@ class estimate(Messenger):
         name = f"{msg['name']}$chains"
         holder = mutable(name)
         if holder is None:
-            holder = mutable(name, {"state": estimator.init(numpyro.prng_key(), distribution, observations)})
+            # SVI.init keeps the chains where they start, SVI.evaluate keeps none
+            start = estimator.init(numpyro.prng_key(), distribution, observations)
+            mutable(name, {"state": start})
+            holder = {"state": start}
         surrogate, holder["state"] = estimator.update(numpyro.prng_key(), holder["state"], distribution, observations)
         msg["fn"] = _rewrap(msg["fn"], _Estimated(distribution, surrogate))
 
@@ -250,28 +255,34 @@ def check_model(model: Callable, *args: Any, **kwargs: Any) -> dict[str, frozens
     >>> check_model(model, 0.5)
     {'x': frozenset({'theta'})}
     """
-    return {
-        name: depends - known
-        for name, (depends, known) in normalizer_dependencies(model, args, kwargs).items()
-        if depends - known
-    }
+    found = normalizer_dependencies(model, args, kwargs)
+    return {name: site.names - site.known for name, site in found.items() if site.names - site.known}
 
 
-def normalizer_dependencies(
-    model: Callable, args: tuple, kwargs: dict
-) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
-    """For each energy-based site: what its density is computed from, and what its given log Z is.
+class Dependencies(NamedTuple):
+    """What the density of a site is computed from.
 
-    Names are of parameters and of latent variables other than the site itself.
+    Attributes
+    ----------
+    names
+        Names of parameters and of latent variables, other than the site itself.
+    latents
+        Those of latent variables.
+    known
+        Names that a given log Z is computed from.
     """
-    seeded = handlers.substitute(handlers.seed(model, 0), substitute_fn=init_to_sample)
+
+    names: frozenset[str]
+    latents: frozenset[str]
+    known: frozenset[str]
+
+
+def normalizer_dependencies(model: Callable, args: tuple, kwargs: dict) -> dict[str, Dependencies]:
+    """For each energy-based site of a model: what its density is computed from."""
     with handlers.block():
-        sites = handlers.trace(seeded).get_trace(*args, **kwargs)
-    values = {
-        name: site["value"]
-        for name, site in sites.items()
-        if site["type"] == "param" or (site["type"] == "sample" and not site["is_observed"])
-    }
+        sites = prototype_trace(model, random.key(0), args, kwargs)
+    latents = frozenset(latent_sample_sites(sites))
+    values = {name: site["value"] for name, site in sites.items() if site["type"] == "param" or name in latents}
 
     def densities(**values):
         found = {}
@@ -280,17 +291,17 @@ def normalizer_dependencies(
             def process_message(self, msg):
                 distribution = unwrap(msg["fn"]) if msg["type"] == "sample" else None
                 if distribution is not None:
-                    fixed = sites[msg["name"]]["value"]
-                    density = distribution.unnormalized_log_prob(jax.tree.map(jax.lax.stop_gradient, fixed))
+                    density = distribution.unnormalized_log_prob(sites[msg["name"]]["value"])
                     found[msg["name"]] = density, distribution.log_normalizer_value()
 
         with handlers.block(), Look(), handlers.seed(rng_seed=0), handlers.substitute(data=values):
             model(*args, **kwargs)
         return found
 
-    provenance = eval_provenance(densities, **values)
-    nothing: frozenset[str] = frozenset()
-    return {name: (depends, nothing if known is None else known) for name, (depends, known) in provenance.items()}
+    return {
+        name: Dependencies(names, names & latents, known or frozenset())
+        for name, (names, known) in eval_provenance(densities, **values).items()
+    }
 
 
 def fitted_distribution(
@@ -329,16 +340,15 @@ def fitted_distribution(
             if distribution is not None:
                 found[msg["name"]] = distribution
 
-    seeded = handlers.substitute(handlers.seed(model, 0), substitute_fn=init_to_sample)
     with handlers.block(), Find():
-        sites = handlers.trace(handlers.substitute(seeded, data=dict(params))).get_trace(*args, **kwargs)
+        prototype_trace(handlers.substitute(model, data=dict(params)), random.key(0), args, kwargs)
     if site is None and len(found) == 1:
         (site,) = found
     if site is None or site not in found:
         raise ValueError(f"site must be one of the model's energy-based sites {sorted(found)}, got {site!r}")
-    depends, _ = normalizer_dependencies(model, args, kwargs)[site]
-    missing = sorted(depends - set(params))
+    depends = normalizer_dependencies(model, args, kwargs)[site]
+    missing = sorted(depends.names - set(params))
     if missing:
-        kinds = ", ".join(f"{name!r} ({sites[name]['type']})" for name in missing)
+        kinds = ", ".join(f"{name!r} ({'latent' if name in depends.latents else 'parameter'})" for name in missing)
         raise ValueError(f"site {site!r} depends on {kinds}: give values in params")
     return found[site]

@@ -44,7 +44,7 @@ def test_svi_trains(way, loss):
         state = svi.init(random.key(0), X)
         update = jax.jit(svi.update)
         for _ in range(600):
-            state, value = update(state, X)
+            state, _value = update(state, X)
     else:
         options = {"progress_bar": way == "bar", "stable_update": way == "stable"}
         state = svi.run(random.key(0), 600, X, **options).state
@@ -215,7 +215,7 @@ def test_fitted_distribution():
     d = ebm.fitted_distribution(model, {"theta": 0.7}, X)
     assert d.batch_shape == ()
     np.testing.assert_allclose(d.energy(jnp.array(1.5)), 0.35, rtol=1e-6)
-    with pytest.raises(ValueError, match=r"depends on 'theta' \(param\)"):
+    with pytest.raises(ValueError, match=r"depends on 'theta' \(parameter\)"):
         ebm.fitted_distribution(model, {}, X)
     with pytest.raises(ValueError, match=r"energy-based sites \['x'\], got 'y'"):
         ebm.fitted_distribution(model, {"theta": 0.7}, X, site="y")

@@ -6,11 +6,11 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 from jax import random
-from tests.statistics import assert_mean
 
 import numpyro_ebm as ebm
 from numpyro_ebm import kernels
 from numpyro_ebm.pool import Observations
+from tests.statistics import assert_mean
 
 TARGET = ebm.EnergyBased(lambda x: x**2, dist.Normal(0, 1))
 ROWS = Observations(jnp.arange(5.0) + 100)

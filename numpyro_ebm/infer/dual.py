@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
+from jax import lax, random
 from numpyro import handlers
-from numpyro.infer import SVI, Trace_ELBO, init_to_sample
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.gibbs import prototype_trace
 from numpyro.infer.svi import SVIRunResult, SVIState
 from tqdm.auto import trange
 
@@ -187,25 +188,23 @@ class DualSGDA(SVI):
     def _inspect(self, args, kwargs):
         """Find what the optimiser treats how; refuse what particles moved once can't serve."""
         with handlers.block(), Record() as record:
-            seeded = handlers.substitute(handlers.seed(self.model.fn, 0), substitute_fn=init_to_sample)
-            sites = handlers.trace(seeded).get_trace(*args, **kwargs)
+            sites = prototype_trace(self.model.fn, random.key(0), args, kwargs)
         if not record.sites:
             raise ValueError("the model has no site with an EnergyBased distribution")
-        params = {name for name, site in sites.items() if site["type"] == "param"}
         self._links.neurons = frozenset(record.radii)
         self._links.sites = {}
-        for name, (depends, _) in normalizer_dependencies(self.model.fn, args, kwargs).items():
-            if depends - params or not sites[name]["is_observed"]:
+        for name, depends in normalizer_dependencies(self.model.fn, args, kwargs).items():
+            if depends.latents or not sites[name]["is_observed"]:
                 why = (
-                    f"an energy that depends on latent {sorted(depends - params)}"
-                    if depends - params
+                    f"an energy that depends on latent {sorted(depends.latents)}"
+                    if depends.latents
                     else "a latent site"
                 )
                 raise ValueError(
                     f"site {name!r}: DualSGDA moves particles once per update, which is wrong for {why}: use "
                     "SVI(estimate(model, ContrastiveDivergence(pool)), guide, ...) with many moves per update"
                 )
-            for param in depends:
+            for param in depends.names:
                 self._links.sites[param] = (*self._links.sites.get(param, ()), name)
 
     def run(

@@ -1,6 +1,5 @@
 """Models whose elements are independent, and can be accepted each on its own."""
 
-import jax
 import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.infer.util import compute_log_probs
@@ -49,9 +48,6 @@ def independent_elements(trace, latent):
         ndim = len(site["fn"].batch_shape)
         if dims != list(range(-ndim, -ndim + len(dims))):
             return None
-        bounds = jax.tree.leaves(site["fn"].support)
-        if any(not isinstance(bound, int | float) for bound in bounds):
-            return None  # a support that may depend on another site
     for site in sites:
         shape = site["fn"].batch_shape
         if any(len(shape) < -f.dim or shape[f.dim] != f.size for f in common):

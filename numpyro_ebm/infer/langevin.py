@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import random
+from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
-from numpyro.infer.gibbs import GIBBS_SITES_KWARG
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG, prototype_trace, subsample_plate_sizes
 from numpyro.infer.hmc_util import dual_averaging
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
@@ -125,6 +126,8 @@ class LangevinMCMC(MCMCKernel):
         self._transforms: dict = {}
         self._geometry: Any = EUCLIDEAN
         self._elements = None
+        self._dynamic_support = False
+        self._fixed_plates: dict = {}
 
     @property
     def model(self):
@@ -192,28 +195,43 @@ class LangevinMCMC(MCMCKernel):
         return state
 
     def _init_model(self, rng_key, init_params, model_args, model_kwargs):
+        self._refuse_unknown_normalizers(model_args, model_kwargs)
         model = _ambient(self._model)
+        trace = prototype_trace(model, rng_key if is_prng_key(rng_key) else rng_key[0], model_args, model_kwargs)
+        self._fixed_plates = {name: trace[name]["value"] for name in subsample_plate_sizes(trace)}
+        for name in self._fixed_plates:
+            warnings.warn(
+                f"plate {name!r} is subsampled: {type(self).__name__} samples the posterior of one fixed subsample, "
+                "not of all data. Use SVI for minibatches, or give all the data",
+                stacklevel=find_stack_level(),
+            )
         info = initialize_model(
             rng_key,
-            model,
+            handlers.substitute(model, data=self._fixed_plates) if self._fixed_plates else model,
             init_strategy=self._init_strategy,
             dynamic_args=True,
             model_args=model_args,
             model_kwargs=model_kwargs,
         )
         self._potential_fn_gen, self._postprocess_fn = info.potential_fn, info.postprocess_fn
-        trace = info.model_trace
         latent = {
             name: site
-            for name, site in trace.items()
+            for name, site in info.model_trace.items()
             if site["type"] == "sample" and not site["is_observed"] and not site["fn"].support.is_discrete
         }
-        self._check_model(trace, model_args, model_kwargs)
         self._transforms = {name: biject_to(site["fn"].support) for name, site in latent.items()}
         self._geometry = {n: SPHERE if isinstance(s["fn"], _Ambient) else EUCLIDEAN for n, s in latent.items()}
-        self._elements = independent_elements(trace, latent)
+        self._dynamic_support = any(
+            not isinstance(bound, int | float)
+            for site in latent.values()
+            for bound in jax.tree.leaves(site["fn"].support)
+        )
+        self._elements = None if self._dynamic_support else independent_elements(info.model_trace, latent)
         z = info.param_info.z
         if init_params is not None:
+            unknown = sorted(set(init_params) - set(z))
+            if unknown:
+                raise ValueError(f"init_params names {unknown}, but the continuous latent sites are {sorted(z)}")
             # Gibbs hands over constrained values
             given = {
                 name: self._transforms[name].inv(value) if GIBBS_SITES_KWARG in model_kwargs else value
@@ -221,25 +239,18 @@ class LangevinMCMC(MCMCKernel):
             }
             z = {name: given.get(name, value) for name, value in z.items()}
         return {
-            name: z / jnp.linalg.norm(z, axis=-1, keepdims=True) if self._geometry[name] is SPHERE else z
+            name: z / jnp.linalg.norm(z, axis=-1, keepdims=True) if self._geometry[name] == SPHERE else z
             for name, z in z.items()
         }
 
-    def _check_model(self, trace, model_args, model_kwargs):
-        params = {name for name, site in trace.items() if site["type"] == "param"}
-        for name, (depends, known) in normalizer_dependencies(self._model, model_args, model_kwargs).items():
-            if depends - known - params:
+    def _refuse_unknown_normalizers(self, model_args, model_kwargs):
+        for name, depends in normalizer_dependencies(self._model, model_args, model_kwargs).items():
+            unknown = sorted(depends.latents - depends.known)
+            if unknown:
                 raise IntractableNormalizerError(
-                    f"site {name!r}: its normaliser depends on latent {sorted(depends - known - params)} and is unknown, so that "
-                    "samples would be silently wrong. Give log Z as EnergyBased(..., log_normalizer=...), as a function of "
-                    "the same variables, or train by SVI(numpyro_ebm.estimate(model, ...), guide, ...)"
-                )
-        for name, site in trace.items():
-            if site["type"] == "plate" and site["args"][1] is not None and site["args"][1] < site["args"][0]:
-                warnings.warn(
-                    f"plate {name!r} is subsampled: {type(self).__name__} samples the posterior of one fixed subsample, "
-                    "not of all data. Use SVI for minibatches, or give all the data",
-                    stacklevel=find_stack_level(),
+                    f"site {name!r}: its normaliser depends on latent {unknown} and is unknown, so that samples would be "
+                    "silently wrong. Give log Z as EnergyBased(..., log_normalizer=...), as a function of the same "
+                    "variables, or train by SVI(numpyro_ebm.estimate(model, ...), guide, ...)"
                 )
 
     def _check_start(self, state, vectorized):
@@ -301,7 +312,7 @@ class LangevinMCMC(MCMCKernel):
 
     def get_constrain_fn(self, model_args, model_kwargs):
         """Return the map from `z` to values in the supports."""
-        if self._elements is None:
+        if self._dynamic_support:
             return self.postprocess_fn(model_args, {} if model_kwargs is None else model_kwargs)
         return lambda z: {name: self._transforms[name](value) for name, value in z.items()}
 

@@ -54,6 +54,7 @@ class LangevinInfo(NamedTuple):
     is_divergent: jax.Array
 
 
+@dataclass(frozen=True)
 class Euclidean:
     """R^d: gradients are vectors as they are, and geodesics are straight."""
 

@@ -1,6 +1,7 @@
 """Langevin moves on the unit sphere: geodesic and exact, or as paper A published them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -12,6 +13,7 @@ def _dot(a, b):
     return jnp.sum(a * b, axis=-1, keepdims=True)
 
 
+@dataclass(frozen=True)
 class Sphere:
     """The unit sphere with its geodesics. Moves are reversible and volume-preserving."""
 
@@ -28,6 +30,7 @@ class Sphere:
         return moved, velocity, velocity_end
 
 
+@dataclass(frozen=True)
 class ProjectedSphere:
     """The unit sphere, with a Euclidean step divided by its norm."""
 

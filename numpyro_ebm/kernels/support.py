@@ -114,5 +114,5 @@ def on_support(kernel: Langevin, support: constraints.Constraint) -> Langevin | 
     if inner is constraints.real or isinstance(kernel, Constrained):
         return kernel
     if is_sphere(inner):
-        return replace(kernel, geometry=SPHERE) if kernel.geometry is EUCLIDEAN else kernel
+        return replace(kernel, geometry=SPHERE) if kernel.geometry == EUCLIDEAN else kernel
     return Constrained(kernel, support)

@@ -10,9 +10,9 @@ import pytest
 from jax import random
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
-from tests.statistics import assert_mean
 
 import numpyro_ebm as ebm
+from tests.statistics import assert_mean
 
 
 def keep_gradients():
@@ -110,7 +110,7 @@ def test_gradient_is_unbiased(case, simultaneous):
 
 
 def test_gradient_is_unbiased_with_a_part_of_the_pool_drawn():
-    make, x, exact, step_size = CASES["exponential"]
+    _make, x, exact, step_size = CASES["exponential"]
     estimator = ebm.ContrastiveDivergence(pool(step_size, num_chains=20))
     assert_mean(gradients(plated, estimator, x), exact(x).sum())
 
@@ -151,7 +151,14 @@ def scaled(x):
         site(d, x)
 
 
-MODELS = {"plate": plated, "subsample": subsampled, "nested": nested, "to_event": to_event, "mask": masked, "scale": scaled}
+MODELS = {
+    "plate": plated,
+    "subsample": subsampled,
+    "nested": nested,
+    "to_event": to_event,
+    "mask": masked,
+    "scale": scaled,
+}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -9,10 +9,10 @@ import pytest
 from jax import lax, random
 from numpyro.distributions import constraints
 from scipy import special
-from tests.statistics import assert_mean
 
 import numpyro_ebm as ebm
 from numpyro_ebm import kernels
+from tests.statistics import assert_mean
 
 
 def run(kernel, logdensity_fn, position, num_steps, burn_in=200, key=0):
