@@ -1,6 +1,7 @@
 """Unnormalised densities as NumPyro distributions, and the guard over their normalisers."""
 
 import copy
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -176,12 +177,15 @@ class EnergyBased(dist.Distribution):
         density = self.base.log_prob(value) - self.inverse_temperature * self.energy(value)
         return jnp.where(inside, density, -jnp.inf)
 
-    def log_normalizer_value(self):
+    def log_normalizer_value(self) -> Any:
+        """The given log Z, or None."""
         if not callable(self.log_normalizer):
             return self.log_normalizer
-        code = getattr(self.log_normalizer.func, "__code__", None)
-        takes_argument = code is not None and code.co_argcount - len(self.log_normalizer.func.__defaults__ or ()) > 0
-        return self.log_normalizer(self) if takes_argument else self.log_normalizer()
+        parameters = inspect.signature(self.log_normalizer.func).parameters.values()
+        takes_distribution = any(
+            p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters
+        )
+        return self.log_normalizer(self) if takes_distribution else self.log_normalizer()
 
     @validate_sample
     def log_prob(self, value: jax.Array) -> jax.Array:

@@ -1,5 +1,6 @@
 """Dual training by stochastic gradient descent-ascent: particles and neurons move together."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.gibbs import prototype_trace
 from numpyro.infer.svi import SVIRunResult, SVIState
-from tqdm.auto import trange
+from tqdm.auto import tqdm
 
 from numpyro_ebm import kernels
 from numpyro_ebm.distributions import refuse_faults
@@ -21,7 +22,7 @@ from numpyro_ebm.handlers import estimate, normalizer_dependencies
 from numpyro_ebm.infer.optim import DualOptim, Links, Record, wasserstein_fisher_rao
 from numpyro_ebm.pool import ChainPool
 
-_CHUNK = 100  # updates between two looks from the host
+_MAX_CHUNK = 100  # updates between two looks from the host
 
 
 class DivergenceError(RuntimeError):
@@ -243,7 +244,7 @@ class DualSGDA(SVI):
                 state, loss = step(state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs)
                 return state, losses.at[i].set(loss)
 
-            losses = jnp.zeros(_CHUNK, jnp.result_type(float))
+            losses = jnp.zeros(_MAX_CHUNK, jnp.result_type(float))
             state, losses = lax.fori_loop(0, length, body, (state, losses))
             params = jax.tree.leaves(self.optim.get_params(state.optim_state))
             finite = jnp.all(jnp.isfinite(losses)) & jnp.array([jnp.all(jnp.isfinite(p)) for p in params]).all()
@@ -255,15 +256,20 @@ class DualSGDA(SVI):
             return state, np.asarray(losses)[:length], bool(finite)
 
         losses: list = []
-        with trange(num_steps, disable=not progress_bar) as bar:
-            for done in range(0, num_steps, _CHUNK):
-                start, length = state, min(_CHUNK, num_steps - done)
-                state, chunk_losses, finite = advance(start, length)
+        done, length = 0, 1
+        with tqdm(total=num_steps, disable=not progress_bar) as bar:
+            while done < num_steps:
+                length = min(length, num_steps - done)
+                began = time.perf_counter()
+                start, (state, chunk_losses, finite) = state, advance(state, length)
                 if not (finite or stable_update):
                     self._raise_divergence(advance, start, done, losses)
                 losses.append(chunk_losses)
+                done += length
                 bar.update(length)
                 bar.set_postfix_str(self._progress(state, chunk_losses), refresh=False)
+                # look twice a second, but not more often than every update
+                length = min(max(int(length * 0.5 / (time.perf_counter() - began)), 1), _MAX_CHUNK)
         return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
 
     def _raise_divergence(self, advance, state, done, losses):
@@ -292,7 +298,8 @@ class DualSGDA(SVI):
         leaves, treedef = jax.tree.flatten((args, kwargs))
         dynamic = [leaf if _is_array(leaf) else None for leaf in leaves]
         static = tuple(None if _is_array(leaf) else leaf for leaf in leaves)
-        key = (key, treedef, static)
+        # 1, 1.0 and True are equal, but not the same argument
+        key = (key, treedef, static, tuple(map(type, static)))
         try:
             compiled = self._compiled.get(key)
         except TypeError:
