@@ -15,7 +15,7 @@ from numpyro.infer.gibbs import latent_sample_sites, prototype_trace
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger, mutable
 
-from numpyro_ebm.distributions import EnergyBased, caller_variables, unwrap, validate_observations
+from numpyro_ebm.distributions import EnergyBased, ambient, caller_variables, unwrap, validate_observations
 from numpyro_ebm.pool import Observations
 
 
@@ -279,6 +279,7 @@ class Dependencies(NamedTuple):
 
 def normalizer_dependencies(model: Callable, args: tuple, kwargs: dict) -> dict[str, Dependencies]:
     """For each energy-based site of a model: what its density is computed from."""
+    model = ambient(model)
     with handlers.block():
         sites = prototype_trace(model, random.key(0), args, kwargs)
     latents = frozenset(latent_sample_sites(sites))
@@ -341,7 +342,7 @@ def fitted_distribution(
                 found[msg["name"]] = distribution
 
     with handlers.block(), Find():
-        prototype_trace(handlers.substitute(model, data=dict(params)), random.key(0), args, kwargs)
+        prototype_trace(ambient(handlers.substitute(model, data=dict(params))), random.key(0), args, kwargs)
     if site is None and len(found) == 1:
         (site,) = found
     if site is None or site not in found:

@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 from jax import lax, random
 
 from numpyro_ebm.distributions import EnergyBased, detached
+from numpyro_ebm.energies import check_probability, check_size
 from numpyro_ebm.kernels import Langevin, on_support
 
 
@@ -117,19 +118,19 @@ class ChainPool:
             raise TypeError(
                 f"kernel must have init and step, as numpyro_ebm.kernels.mala(1e-2) has, got {self.kernel!r}"
             )
-        for name in ("pool_size", "num_steps"):
-            size = getattr(self, name)
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} must be a positive integer, got {size!r}")
-        if self.num_chains is not None and not (
-            isinstance(self.num_chains, int) and 1 <= self.num_chains <= self.pool_size
-        ):
-            raise ValueError(f"num_chains must be from 1 to pool_size={self.pool_size}, got {self.num_chains!r}")
-        for name in ("restart_prob", "reinit_prob"):
-            probability = getattr(self, name)
-            if not (isinstance(probability, float | int) and 0 <= probability <= 1):
-                raise ValueError(f"{name} must be a probability, from 0 to 1, got {probability!r}")
-        known = self.init is None or self.init == "data" or isinstance(self.init, dist.Distribution)
+        check_size("pool_size", self.pool_size)
+        check_size("num_steps", self.num_steps)
+        if self.num_chains is not None:
+            check_size("num_chains", self.num_chains)
+            if self.num_chains > self.pool_size:
+                raise ValueError(f"num_chains must be at most pool_size={self.pool_size}, got {self.num_chains!r}")
+        check_probability("restart_prob", self.restart_prob)
+        check_probability("reinit_prob", self.reinit_prob)
+        known = (
+            self.init is None
+            or (isinstance(self.init, str) and self.init == "data")
+            or isinstance(self.init, dist.Distribution)
+        )
         if not (known or callable(self.init)):
             raise TypeError(f"init must be None, 'data', a distribution or a function of a key, got {self.init!r}")
 
@@ -144,7 +145,7 @@ class ChainPool:
             If there is nothing to start from: an improper base without `init`, or ``init="data"``
             at a latent site.
         """
-        if self.init == "data":
+        if isinstance(self.init, str):
             position = self._need(observations, "init='data'").deal(rng_key, self.pool_size)
         else:
             position = self._draw_init(rng_key, distribution, self.pool_size)
@@ -240,7 +241,7 @@ class ChainPool:
         return pool, position
 
     def _draw_init(self, rng_key, distribution, num, observations=None):
-        if self.init == "data":
+        if isinstance(self.init, str):
             return self._need(observations, "init='data'").draw(rng_key, num)
         shape = (num, *distribution.batch_shape, *distribution.event_shape)
         source: Callable = self.init.sample if isinstance(self.init, dist.Distribution) else self.init

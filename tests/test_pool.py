@@ -117,8 +117,8 @@ def test_nothing_is_differentiated_through_the_chains():
     [
         ({"pool_size": 0}, ValueError, "pool_size must be a positive integer, got 0"),
         ({"pool_size": 2.0}, ValueError, "pool_size must be a positive integer"),
-        ({"num_chains": 0}, ValueError, "num_chains must be from 1 to pool_size=8, got 0"),
-        ({"num_chains": 9}, ValueError, "num_chains must be from 1"),
+        ({"num_chains": 0}, ValueError, "num_chains must be a positive integer, got 0"),
+        ({"num_chains": 9}, ValueError, "num_chains must be at most pool_size=8, got 9"),
         ({"num_steps": 0}, ValueError, "num_steps must be a positive integer"),
         ({"restart_prob": 1.5}, ValueError, "restart_prob must be a probability"),
         ({"reinit_prob": -0.1}, ValueError, "reinit_prob must be a probability"),

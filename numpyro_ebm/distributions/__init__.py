@@ -9,13 +9,15 @@ from numpyro_ebm.distributions.energy_based import (
     unwrap,
 )
 from numpyro_ebm.distributions.observations import refuse_faults, validate_observations
-from numpyro_ebm.distributions.sphere import SphereUniform, StereographicTransform, is_sphere, sphere
+from numpyro_ebm.distributions.sphere import Ambient, SphereUniform, StereographicTransform, ambient, is_sphere, sphere
 
 __all__ = [
+    "Ambient",
     "EnergyBased",
     "IntractableNormalizerError",
     "SphereUniform",
     "StereographicTransform",
+    "ambient",
     "caller_variables",
     "detached",
     "is_sphere",

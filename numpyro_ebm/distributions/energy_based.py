@@ -18,7 +18,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 from numpyro.util import not_jax_tracer
 
-from numpyro_ebm.distributions.sphere import is_sphere
+from numpyro_ebm.distributions.sphere import Ambient, is_sphere
 from numpyro_ebm.energies import as_energy
 
 
@@ -274,7 +274,7 @@ def _is_unbounded(support):
 
 def unwrap(fn: dist.Distribution) -> EnergyBased | None:
     """The `EnergyBased` under plates' expansion, masks and ``to_event``; None if there is none."""
-    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
+    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent | Ambient):
         fn = fn.base_dist
     return fn if isinstance(fn, EnergyBased) else None
 

@@ -10,6 +10,7 @@ from jax.scipy.special import gammaln
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import ParameterFreeTransform
 from numpyro.distributions.util import validate_sample
+from numpyro.primitives import Messenger
 
 
 class _Sphere(constraints.ParameterFreeConstraint):
@@ -120,3 +121,41 @@ class SphereUniform(dist.Distribution):
     @property
     def variance(self):
         return jnp.full(self.event_shape, 1 / self.dim)
+
+
+class Ambient(dist.Distribution):
+    """A distribution on a sphere, as one on the space around it: geodesic moves stay on the sphere."""
+
+    arg_constraints: dict = {}
+    pytree_data_fields = ("base_dist",)
+
+    def __init__(self, base_dist: dist.Distribution):
+        self.base_dist = base_dist
+        super().__init__(base_dist.batch_shape, base_dist.event_shape)
+
+    @property
+    def support(self):
+        return constraints.independent(constraints.real_vector, self.event_dim - 1)
+
+    @property
+    def has_rsample(self) -> bool:
+        return False
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        return self.base_dist.sample(key, sample_shape)
+
+    def log_prob(self, value: jax.Array) -> jax.Array:
+        return self.base_dist.log_prob(value / jnp.linalg.norm(value, axis=-1, keepdims=True))
+
+
+class ambient(Messenger):
+    """Put `Ambient` in the place of latent sites on a sphere, for kernels that know its geodesics."""
+
+    def process_message(self, msg):
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return
+        support = msg["fn"].support
+        while isinstance(support, constraints.independent):
+            support = support.base_constraint
+        if is_sphere(support):
+            msg["fn"] = Ambient(msg["fn"])

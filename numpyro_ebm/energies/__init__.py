@@ -1,6 +1,17 @@
 """What is learned."""
 
+from numpyro_ebm.energies.arguments import check_positive, check_probability, check_size
 from numpyro_ebm.energies.base import CallableEnergy, Energy, as_energy
 from numpyro_ebm.energies.shallow import MAX_MEAN_WEIGHT, F1Energy, f1_energy
 
-__all__ = ["MAX_MEAN_WEIGHT", "CallableEnergy", "Energy", "F1Energy", "as_energy", "f1_energy"]
+__all__ = [
+    "MAX_MEAN_WEIGHT",
+    "CallableEnergy",
+    "Energy",
+    "F1Energy",
+    "as_energy",
+    "check_positive",
+    "check_probability",
+    "check_size",
+    "f1_energy",
+]

@@ -12,6 +12,7 @@ from jax import random
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
+from numpyro_ebm.energies.arguments import check_positive, check_size
 from numpyro_ebm.energies.base import Energy
 
 # Weights read from parameter sites have a mean of at most this. Strictly below one, so that
@@ -81,7 +82,10 @@ class F1Energy(Energy):
             return  # a placeholder of a tree transformation
         if not isinstance(self.power, int) or self.power < 1:
             raise ValueError(f"power must be a positive integer, got {self.power!r}")
-        _check_positive("radius", self.radius)
+        if np.ndim(self.radius) == 0:
+            check_positive("radius", self.radius)
+        elif not isinstance(self.radius, jax.core.Tracer) and not np.all(np.asarray(self.radius) > 0):
+            raise ValueError(f"radius must be positive, got {self.radius}")
         features, weights = jnp.shape(self.features), jnp.shape(self.log_weights)
         if len(features) < 2 or features[:-1] != weights or jnp.shape(self.signs)[-1:] != weights[-1:]:
             raise ValueError(
@@ -139,11 +143,6 @@ jax.tree_util.register_dataclass(
 )
 
 
-def _check_positive(name, value):
-    if not isinstance(value, jax.core.Tracer) and not np.all(np.asarray(value) > 0):
-        raise ValueError(f"{name} must be positive, got {value}")
-
-
 def f1_energy(
     name: str,
     dim: int,
@@ -187,10 +186,9 @@ def f1_energy(
     >>> energy.features.shape
     (8, 3)
     """
-    for label, size in (("dim", dim), ("num_neurons", num_neurons)):
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{label} must be a positive integer, got {size!r}")
-    _check_positive("radius", radius)
+    check_size("dim", dim)
+    check_size("num_neurons", num_neurons)
+    check_positive("radius", radius)
 
     def init(rng_key):
         features = random.normal(rng_key, (num_neurons, dim + bias))

@@ -16,7 +16,8 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from tqdm.auto import tqdm
 
 from numpyro_ebm import kernels
-from numpyro_ebm.distributions import refuse_faults
+from numpyro_ebm.distributions import ambient, refuse_faults
+from numpyro_ebm.energies import check_positive, check_size
 from numpyro_ebm.estimators import ContrastiveDivergence
 from numpyro_ebm.handlers import estimate, normalizer_dependencies
 from numpyro_ebm.infer.optim import DualOptim, Links, Record, wasserstein_fisher_rao
@@ -40,6 +41,9 @@ class DivergenceError(RuntimeError):
         super().__init__(message)
         self.step = step
         self.result = result
+
+    def __reduce__(self):
+        return DivergenceError, (*self.args, self.step, self.result)
 
 
 def _no_guide(*args, **kwargs):
@@ -132,13 +136,16 @@ class DualSGDA(SVI):
         kernel: Any = None,
         optim: optax.GradientTransformation | None = None,
     ):
-        if not callable(step_size) and not (np.isfinite(step_size) and step_size > 0):
-            raise ValueError(f"step_size must be positive and finite, got {step_size!r}")
-        if not (np.isfinite(timescale) and timescale > 0):
-            raise ValueError(f"timescale must be positive and finite, got {timescale!r}")
-        for name, number in (("num_chains", num_chains), ("num_substeps", num_substeps)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ValueError(f"{name} must be a positive integer, got {number!r}")
+        for label, program in (("model", model), ("guide", _no_guide if guide is None else guide)):
+            if not callable(program):
+                raise TypeError(f"{label} must be callable, got {type(program).__name__}")
+        if not callable(step_size):
+            check_positive("step_size", step_size)
+        check_positive("timescale", timescale)
+        check_size("num_chains", num_chains)
+        check_size("num_substeps", num_substeps)
+        if kernel is not None and not (hasattr(kernel, "step") or callable(kernel)):
+            raise TypeError(f"kernel must be a kernel or a function of the step size, got {kernel!r}")
         if optim is not None and not isinstance(optim, optax.GradientTransformation):
             raise TypeError(f"optim must be an optax.GradientTransformation, got {type(optim).__name__}")
         self.step_size, self.timescale, self._user_optim = step_size, timescale, optim
@@ -189,7 +196,7 @@ class DualSGDA(SVI):
     def _inspect(self, args, kwargs):
         """Find what the optimiser treats how; refuse what particles moved once can't serve."""
         with handlers.block(), Record() as record:
-            sites = prototype_trace(self.model.fn, random.key(0), args, kwargs)
+            sites = prototype_trace(ambient(self.model.fn), random.key(0), args, kwargs)
         if not record.sites:
             raise ValueError("the model has no site with an EnergyBased distribution")
         self._links.neurons = frozenset(record.radii)
@@ -231,8 +238,7 @@ class DualSGDA(SVI):
         DivergenceError
             If an update turns non-finite and `stable_update` is off.
         """
-        if not isinstance(num_steps, int) or num_steps < 1:
-            raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}")
+        check_size("num_steps", num_steps)
         # also where a state is given: init looks at the data
         state = self.init(rng_key, *args, init_params=init_params, **kwargs)
         state = state if init_state is None else init_state
@@ -246,7 +252,7 @@ class DualSGDA(SVI):
 
             losses = jnp.zeros(_MAX_CHUNK, jnp.result_type(float))
             state, losses = lax.fori_loop(0, length, body, (state, losses))
-            params = jax.tree.leaves(self.optim.get_params(state.optim_state))
+            params = jax.tree.leaves(self.get_params(state))
             finite = jnp.all(jnp.isfinite(losses)) & jnp.array([jnp.all(jnp.isfinite(p)) for p in params]).all()
             return state, losses, finite
 
@@ -327,4 +333,4 @@ class DualSGDA(SVI):
 
 
 def _is_array(leaf):
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    return isinstance(leaf, jax.Array | np.ndarray)

@@ -7,18 +7,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jax import random
 from numpyro import handlers
-from numpyro.distributions import biject_to, constraints
+from numpyro.distributions import biject_to
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG, prototype_trace, subsample_plate_sizes
 from numpyro.infer.hmc_util import dual_averaging
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
-from numpyro.primitives import Messenger
 from numpyro.util import find_stack_level, identity, is_prng_key, not_jax_tracer
 
-from numpyro_ebm.distributions import IntractableNormalizerError, is_sphere
+from numpyro_ebm.distributions import Ambient, IntractableNormalizerError, ambient
+from numpyro_ebm.energies import check_positive
 from numpyro_ebm.handlers import normalizer_dependencies
 from numpyro_ebm.infer.elements import independent_elements
 from numpyro_ebm.kernels import EUCLIDEAN, SPHERE, LangevinState
@@ -72,47 +71,13 @@ class LangevinMCMCState(NamedTuple):
     rng_key: jax.Array
 
 
-class _Ambient(dist.Distribution):
-    """A distribution on a sphere, as one on the space around it: geodesic moves stay on the sphere."""
-
-    arg_constraints: dict = {}
-    pytree_data_fields = ("fn",)
-
-    def __init__(self, fn):
-        self.fn = fn
-        super().__init__(fn.batch_shape, fn.event_shape)
-
-    @property
-    def support(self):
-        return constraints.independent(constraints.real_vector, self.event_dim - 1)
-
-    def sample(self, key, sample_shape=()):
-        return self.fn.sample(key, sample_shape)
-
-    def log_prob(self, value):
-        return self.fn.log_prob(value / jnp.linalg.norm(value, axis=-1, keepdims=True))
-
-
-class _ambient(Messenger):
-    def process_message(self, msg):
-        if msg["type"] == "sample" and not msg["is_observed"] and _on_sphere(msg["fn"].support):
-            msg["fn"] = _Ambient(msg["fn"])
-
-
-def _on_sphere(support):
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return is_sphere(support)
-
-
 class LangevinMCMC(MCMCKernel):
     """What :class:`ULA` and :class:`MALA` share."""
 
     def __init__(self, model, potential_fn, step_size, init_strategy):
         if (model is None) == (potential_fn is None):
             raise ValueError("give either model or potential_fn, and not both")
-        if not (np.isfinite(step_size) and step_size > 0):
-            raise ValueError(f"step_size must be positive and finite, got {step_size!r}")
+        check_positive("step_size", step_size)
         self._model = model
         self._potential_fn = potential_fn
         self._step_size = step_size
@@ -164,8 +129,6 @@ class LangevinMCMC(MCMCKernel):
             init_params = self._init_model(key_model, init_params, model_args, model_kwargs)
         elif init_params is None:
             raise ValueError("init_params are needed with potential_fn")
-        else:
-            self._geometry = jax.tree.map(lambda _: EUCLIDEAN, init_params)
 
         def start(rng_key, z):
             state = self._kernel(self._step_size).init(z, self._logdensity_fn(model_args, model_kwargs))
@@ -178,7 +141,7 @@ class LangevinMCMC(MCMCKernel):
             zero = jnp.zeros((), dtype)
             return LangevinMCMCState(
                 jnp.zeros((), jnp.int32),
-                z,
+                state.position,
                 -jnp.sum(state.logdensity),
                 state.logdensity,
                 state.logdensity_grad,
@@ -196,7 +159,7 @@ class LangevinMCMC(MCMCKernel):
 
     def _init_model(self, rng_key, init_params, model_args, model_kwargs):
         self._refuse_unknown_normalizers(model_args, model_kwargs)
-        model = _ambient(self._model)
+        model = ambient(self._model)
         trace = prototype_trace(model, rng_key if is_prng_key(rng_key) else rng_key[0], model_args, model_kwargs)
         self._fixed_plates = {name: trace[name]["value"] for name in subsample_plate_sizes(trace)}
         for name in self._fixed_plates:
@@ -219,14 +182,21 @@ class LangevinMCMC(MCMCKernel):
             for name, site in info.model_trace.items()
             if site["type"] == "sample" and not site["is_observed"] and not site["fn"].support.is_discrete
         }
+        if not latent:
+            raise ValueError(f"{type(self).__name__} needs a continuous latent site, and the model has none")
         self._transforms = {name: biject_to(site["fn"].support) for name, site in latent.items()}
-        self._geometry = {n: SPHERE if isinstance(s["fn"], _Ambient) else EUCLIDEAN for n, s in latent.items()}
+        self._geometry = {n: SPHERE if isinstance(s["fn"], Ambient) else EUCLIDEAN for n, s in latent.items()}
         self._dynamic_support = any(
             not isinstance(bound, int | float)
             for site in latent.values()
             for bound in jax.tree.leaves(site["fn"].support)
         )
-        self._elements = None if self._dynamic_support else independent_elements(info.model_trace, latent)
+        if self._dynamic_support and model_kwargs.get(GIBBS_SITES_KWARG):
+            raise ValueError(
+                f"the supports of {sorted(latent)} depend on other sites, or have arrays as bounds; Gibbs does not serve "
+                "supports that depend on another block: put these sites into one block"
+            )
+        self._elements = independent_elements(model, info.model_trace, latent, model_args, model_kwargs)
         z = info.param_info.z
         if init_params is not None:
             unknown = sorted(set(init_params) - set(z))
@@ -237,7 +207,7 @@ class LangevinMCMC(MCMCKernel):
                 name: self._transforms[name].inv(value) if GIBBS_SITES_KWARG in model_kwargs else value
                 for name, value in init_params.items()
             }
-            z = {name: given.get(name, value) for name, value in z.items()}
+            z = {name: jnp.asarray(given.get(name, value), value.dtype) for name, value in z.items()}
         return {
             name: z / jnp.linalg.norm(z, axis=-1, keepdims=True) if self._geometry[name] == SPHERE else z
             for name, z in z.items()
@@ -272,7 +242,7 @@ class LangevinMCMC(MCMCKernel):
     def _logdensity_fn(self, model_args, model_kwargs):
         model_kwargs = {} if model_kwargs is None else model_kwargs
         if self._elements is not None:
-            return self._elements.logdensity_fn(_ambient(self._model), model_args, model_kwargs, self._transforms)
+            return self._elements.logdensity_fn(ambient(self._model), model_args, model_kwargs)
         gen = self._potential_fn_gen
         potential_fn = self._potential_fn if gen is None else gen(*model_args, **model_kwargs)
         return lambda z: -potential_fn(z)
@@ -285,7 +255,7 @@ class LangevinMCMC(MCMCKernel):
             chain = LangevinState(state.z, state.logdensity, state.z_grad, state.i)
             kernel = self._kernel(state.adapt_state.step_size)
             chain, info = kernel.step(key_step, chain, self._logdensity_fn(model_args, model_kwargs))
-            accept_prob = jnp.mean(info.acceptance_rate)
+            accept_prob = jnp.mean(info.acceptance_rate).astype(state.accept_prob.dtype)
             i = state.i + 1
             n = jnp.where(i <= self._num_warmup, i, i - self._num_warmup)
             return LangevinMCMCState(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from numpyro.infer.hmc_util import dual_averaging
 from numpyro.infer.initialization import init_to_uniform
 
+from numpyro_ebm.energies import check_probability
 from numpyro_ebm.infer.langevin import AdaptState, LangevinMCMC
 from numpyro_ebm.kernels import Langevin
 from numpyro_ebm.kernels.langevin import AdjustedLangevin, select
@@ -128,7 +129,8 @@ class MALA(LangevinMCMC):
         init_strategy: Callable = init_to_uniform,
     ):
         super().__init__(model, potential_fn, step_size, init_strategy)
-        if not 0 < target_accept_prob < 1:
+        check_probability("target_accept_prob", target_accept_prob)
+        if target_accept_prob in (0, 1):
             raise ValueError(f"target_accept_prob must be between 0 and 1, got {target_accept_prob!r}")
         self._adapts = adapt_step_size
         self._target_accept_prob = target_accept_prob

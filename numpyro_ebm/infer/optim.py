@@ -1,6 +1,5 @@
 """The Wasserstein-Fisher-Rao optimiser of neurons and weights, and what `DualSGDA` makes of it."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -106,17 +105,21 @@ class Record(Messenger):
             self.radii[msg["name"]] = jnp.asarray(msg["kwargs"]["f1_radius"], jnp.result_type(float))
         if msg["type"] != "sample":
             return
-        fn, unmasked = msg["fn"], jnp.ones(())
+        weight = 1.0 if msg["scale"] is None else jnp.asarray(msg["scale"], jnp.result_type(float))
+        fn = msg["fn"]
+        weight = jnp.broadcast_to(weight, fn.batch_shape)
         while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
             if isinstance(fn, dist.MaskedDistribution):
-                unmasked = jnp.mean(jnp.asarray(fn._mask, jnp.result_type(float)))
+                mask = jnp.broadcast_to(fn._mask, fn.batch_shape)
+                weight = weight * jnp.reshape(mask, mask.shape + (1,) * (weight.ndim - mask.ndim))
             fn = fn.base_dist
+            if len(fn.batch_shape) > weight.ndim:  # to_event has hidden some of the batch
+                weight = jnp.reshape(weight, weight.shape + (1,) * (len(fn.batch_shape) - weight.ndim))
+                weight = jnp.broadcast_to(weight, jnp.broadcast_shapes(weight.shape, fn.batch_shape))
         fn = getattr(fn, "distribution", fn)
         if isinstance(fn, EnergyBased):
-            events = math.prod(msg["fn"].shape()) / math.prod(fn.event_shape)
-            count = events * unmasked * (1.0 if msg["scale"] is None else msg["scale"])
             beta = jnp.mean(jnp.asarray(fn.inverse_temperature, jnp.result_type(float)))
-            self.sites[msg["name"]] = Site(fn, msg["value"], jnp.asarray(count), beta)
+            self.sites[msg["name"]] = Site(fn, msg["value"], jnp.sum(weight), beta)
 
 
 class DualOptim(_NumPyroOptim):
@@ -155,22 +158,24 @@ class DualOptim(_NumPyroOptim):
 
         gradient = jax.jacfwd if forward_mode else jax.grad
         grads, (loss, mutable_state, sizes, radii) = gradient(recorded, has_aux=True)(params)
-        finite = jnp.isfinite(loss)
-        for leaf in jax.tree.leaves(grads):
-            finite &= jnp.all(jnp.isfinite(leaf))
-
         neurons, others = self._split(params)
         neuron_grads, other_grads = self._split(grads)
         updates = {}
         for name in neurons:
+            # where all is masked there is nothing to learn from: no step, instead of 0 / 0
             scale = radii[name] * sum(sizes[site][1] for site in self.links.sites[name])
+            scale = jnp.where(scale > 0, scale, jnp.inf)
             updates[name], neuron_states[name] = self.neurons.update(
                 neuron_grads[name], neuron_states[name], neurons[name], scale=scale
             )
         if self.per_observation:
             for name in others:
                 observations = sum(sizes[site][0] for site in self.links.sites.get(name, sizes))
+                observations = jnp.where(observations > 0, observations, jnp.inf)
                 other_grads[name] = jax.tree.map(lambda g, n=observations: g / n, other_grads[name])
         other_updates, other_state = self.others.update(other_grads, other_state, others)
         params = optax.apply_updates(params, updates | other_updates)
+        finite = jnp.isfinite(loss)
+        for leaf in jax.tree.leaves((grads, params)):
+            finite &= jnp.all(jnp.isfinite(leaf))
         return loss, mutable_state, finite, (count + 1, (params, (neuron_states, other_state)))

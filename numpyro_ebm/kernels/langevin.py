@@ -1,6 +1,5 @@
 """Langevin moves on R^d over BlackJAX, and the core that moves on other manifolds share."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,6 +9,8 @@ import jax.numpy as jnp
 from blackjax.mcmc.diffusions import DiffusionState, overdamped_langevin
 from jax import random
 from jax.typing import ArrayLike
+
+from numpyro_ebm.energies import check_positive
 
 
 class LangevinState(NamedTuple):
@@ -83,14 +84,15 @@ class Langevin:
 
     def __post_init__(self):
         if not callable(self.step_size):
-            _check_positive("step_size", self.step_size)
-        _check_positive("temperature", self.temperature)
+            check_positive("step_size", self.step_size)
+        check_positive("temperature", self.temperature)
 
     def init(self, position: Any, logdensity_fn: Callable, num_moves: ArrayLike = 0) -> LangevinState:
         """State of a chain, or of a batch of independent chains, at `position`.
 
         `logdensity_fn` maps positions of shape ``(*batch, *event)`` to shape ``batch``.
         """
+        position = jax.tree.map(as_float, position)
         value, gradient = self._value_and_grad(position, logdensity_fn)
         return LangevinState(position, value, gradient, jnp.asarray(num_moves, jnp.int32))
 
@@ -106,16 +108,26 @@ class Langevin:
     def _step_size(self, state):
         return self.step_size(state.num_moves) if callable(self.step_size) else self.step_size
 
+    def _manifolds(self, position):
+        one = hasattr(self.geometry, "retract")
+        return jax.tree.map(lambda _: self.geometry, position) if one else self.geometry
+
     def _value_and_grad(self, position, logdensity_fn):
         value, pullback = jax.vjp(logdensity_fn, position)
         (gradient,) = pullback(jnp.ones_like(value))
-        return value, jax.tree.map(lambda g, x, v: g.project(x, v), self.geometry, position, gradient)
+        return value, jax.tree.map(lambda g, x, v: g.project(x, v), self._manifolds(position), position, gradient)
 
     def _propose(self, rng_key, state, logdensity_fn, step_size):
         """The new state, and the kinetic energies of the move's start and end."""
 
         def retract(ambient):
-            moved = jax.tree.map(lambda g, x, a: g.retract(x, a), self.geometry, state.position, ambient)
+            # noise is of JAX's default type, a chain keeps the type of its start
+            moved = jax.tree.map(
+                lambda g, x, a: g.retract(x, a.astype(x.dtype)),
+                self._manifolds(state.position),
+                state.position,
+                ambient,
+            )
             return jax.tree.transpose(jax.tree.structure(state.position), jax.tree.structure((0, 0, 0)), moved)
 
         # BlackJAX makes the step in the ambient space; a manifold bends it back. A tempered move is
@@ -223,6 +235,12 @@ def mala(step_size: ArrayLike | Callable) -> AdjustedLangevin:
     return AdjustedLangevin(step_size)
 
 
+def as_float(x: ArrayLike) -> jax.Array:
+    """`x` as it is where it is of a floating type, else of JAX's default one."""
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))
+
+
 def select(condition: jax.Array, new: LangevinState, old: LangevinState) -> LangevinState:
     """The chains of `new` where `condition` (of shape ``batch``) holds, else of `old`; `num_moves` of `old`."""
 
@@ -244,8 +262,3 @@ def _is_finite(state):
 def _half_square(momentum, batch_ndim):
     squares = [jnp.sum(p**2, axis=tuple(range(batch_ndim, p.ndim))) for p in jax.tree.leaves(momentum)]
     return sum(squares[1:], squares[0]) / 2
-
-
-def _check_positive(name, value):
-    if not isinstance(value, jax.core.Tracer) and not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite, got {value!r}")

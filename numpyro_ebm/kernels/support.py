@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 
 from numpyro_ebm.distributions import is_sphere
-from numpyro_ebm.kernels.langevin import EUCLIDEAN, Langevin, LangevinInfo, LangevinState
+from numpyro_ebm.kernels.langevin import EUCLIDEAN, Langevin, LangevinInfo, LangevinState, as_float
 from numpyro_ebm.kernels.sphere import SPHERE
 
 
@@ -52,7 +52,7 @@ class Constrained:
 
     def init(self, position: jax.Array, logdensity_fn: Callable, num_moves: ArrayLike = 0) -> ConstrainedState:
         """State of chains at `position`, which is in the support (points on its edge are moved in)."""
-        unconstrained = biject_to(self.support).inv(position)
+        unconstrained = biject_to(self.support).inv(as_float(position))
         # a point on the edge is infinitely far out: take one about a rounding error inside
         edge = 1 - jnp.log(jnp.finfo(unconstrained.dtype).eps)
         unconstrained = jnp.nan_to_num(unconstrained, nan=jnp.nan, posinf=edge, neginf=-edge)

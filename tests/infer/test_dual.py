@@ -115,6 +115,47 @@ def test_masked_rows_and_scales_leave_the_step_per_observation():
     np.testing.assert_allclose(params(dual, state)["log_weights"], log_weights, atol=2e-6)
 
 
+@pytest.mark.parametrize("case", ["weights", "two masks", "to_event"])
+def test_weighted_and_doubly_masked_rows(case):
+    weights = jnp.linspace(0.1, 2, 60) if case == "weights" else (jnp.arange(60) < 20) & (jnp.arange(60) >= 10)
+
+    def weighted(x):
+        energy = ebm.f1_energy("energy", dim=3, num_neurons=8, radius=RADIUS)
+        d = ebm.EnergyBased(energy, ebm.SphereUniform(3))
+        with numpyro.plate("data", 60):
+            if case == "weights":
+                with handlers.scale(scale=weights):
+                    numpyro.sample("x", d, obs=x)
+            elif case == "two masks":
+                with handlers.mask(mask=jnp.arange(60) < 20), handlers.mask(mask=jnp.arange(60) >= 10):
+                    numpyro.sample("x", d, obs=x)
+            else:
+                with handlers.mask(mask=weights):
+                    numpyro.sample("x", d.expand([60, 2]).to_event(1), obs=jnp.stack([x, x], 1))
+
+    dual = make(weighted, timescale=30.0)
+    state = dual.init(random.key(0), X)
+    # rows as often as they weigh
+    rows = jnp.repeat(X, np.round(np.asarray(weights) * 10_000).astype(int), axis=0)
+    theta, log_weights = algorithm_1(params(dual, state), pool(state).position, rows, 0.3)
+    state, _ = dual.update(state, X)
+    np.testing.assert_allclose(params(dual, state)["features"], theta, atol=1e-5)
+    np.testing.assert_allclose(params(dual, state)["log_weights"], log_weights, atol=1e-5)
+
+
+def test_rows_that_are_all_masked_teach_nothing():
+    def masked(x, mask):
+        energy = ebm.f1_energy("energy", dim=3, num_neurons=8, radius=RADIUS)
+        numpyro.param("other", 1.0)
+        with numpyro.plate("data", 60), handlers.mask(mask=mask):
+            numpyro.sample("x", ebm.EnergyBased(energy, ebm.SphereUniform(3)), obs=x)
+
+    dual = make(masked)
+    state = dual.init(random.key(0), X, jnp.ones(60, bool))
+    new, _ = dual.update(state, X, jnp.zeros(60, bool))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), dual.get_params(new), dual.get_params(state))
+
+
 def test_other_parameters_descend_per_observation_or_by_optim():
     def model(x):
         loc = numpyro.param("loc", 0.0)
@@ -217,6 +258,35 @@ def test_a_run_that_turns_non_finite_stops_and_keeps_the_last_finite_state():
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
 
 
+def test_the_last_finite_state_is_finite_in_the_constrained_space():
+    def model(x):
+        loc = numpyro.param("loc", 0.0)
+        scale = numpyro.param("scale", 1.0, constraint=dist.constraints.positive)
+        with numpyro.plate("data", 500):
+            numpyro.sample("x", ebm.EnergyBased(lambda x: 0.0 * x, dist.Normal(loc, scale)), obs=x)
+
+    x = 2 + 0.5 * random.normal(random.key(0), (500,))
+    dual = make(model, step_size=0.05, timescale=2.0, num_chains=1000, num_substeps=3)
+    with pytest.raises(ebm.DivergenceError) as caught:
+        dual.run(random.key(0), 3000, x, progress_bar=False)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(caught.value.result.params))
+    error = ebm.DivergenceError("message", 3, None)
+    assert pickle.loads(pickle.dumps(error)).step == 3
+
+
+def test_arguments_that_are_equal_but_not_the_same_are_kept_apart():
+    def model(x, flag):
+        energy = ebm.f1_energy("energy", dim=3, num_neurons=8, radius=RADIUS)
+        with numpyro.plate("data", 60):
+            d = ebm.EnergyBased(energy, ebm.SphereUniform(3), 2.0 if flag is True else 1.0)
+            numpyro.sample("x", d, obs=x)
+
+    dual = make(model)
+    losses = [dual.run(random.key(0), 2, X, flag, progress_bar=False).losses for flag in (1, True, np.int64(1))]
+    np.testing.assert_allclose(losses[1], 2 * losses[0], rtol=0.1)
+    np.testing.assert_array_equal(losses[2], losses[0])
+
+
 def test_later_runs_and_updates_trace_nothing():  # case A15
     calls = []
 
@@ -271,11 +341,13 @@ def test_training_goes_on_after_a_round_trip_in_pickle():  # case A14
     jax.tree.map(np.testing.assert_array_equal, update.mutable_state, dual.update(state, X)[0].mutable_state)
 
 
-def test_double_precision():  # case A17
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_double_precision(dtype):  # case A17
     with jax.enable_x64(True):
         x = np.asarray(X, np.float64)
-        x /= np.linalg.norm(x, axis=-1, keepdims=True)
-        result = make().run(random.key(0), 5, x, progress_bar=False)
+        x = (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(dtype)
+        result = make(num_substeps=3).run(random.key(0), 5, x, progress_bar=False)
+        assert pool(result.state).position.dtype == dtype
         assert result.losses.dtype == jnp.float64
         assert all(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(result.params))
 
@@ -284,6 +356,8 @@ def test_double_precision():  # case A17
     ("change", "message"),
     [
         ({"step_size": 0.0}, "step_size must be positive"),
+        ({"step_size": "a"}, "step_size must be a positive number"),
+        ({"timescale": optax.constant_schedule(1.0)}, "timescale must be a positive number"),
         ({"step_size": float("nan")}, "step_size must be positive"),
         ({"timescale": -1.0}, "timescale must be positive"),
         ({"num_chains": 0}, "num_chains must be a positive integer, got 0"),

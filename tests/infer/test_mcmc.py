@@ -193,6 +193,58 @@ def test_elements_that_share_a_variable_are_accepted_together():
     assert_mean(mcmc.get_samples(group_by_chain=True)["x"] ** 2, 2.0)
 
 
+def test_elements_that_a_model_couples_against_its_plate_are_accepted_together():
+    y = jnp.array([1.0, 2, -1, 0, 1])
+
+    def coupled():
+        with numpyro.plate("data", 5):
+            x = numpyro.sample("x", dist.Normal(0, 1))
+            numpyro.sample("y", dist.Normal(x + 0.6 * jnp.roll(x, 1), 0.7), obs=y)
+
+    kernel = ebm.MALA(coupled)
+    mcmc = run(kernel, num_warmup=500, num_samples=4000)
+    assert kernel._elements is None
+    design = np.eye(5) + 0.6 * np.roll(np.eye(5), 1, axis=0)
+    mean = np.linalg.solve(np.eye(5) + design.T @ design / 0.49, design.T @ np.asarray(y) / 0.49)
+    assert_mean(mcmc.get_samples(group_by_chain=True)["x"], mean)
+
+
+def test_scaled_sites_have_numpyros_potential_in_and_out_of_a_plate():
+    def model():
+        with numpyro.plate("data", 4), numpyro.handlers.scale(scale=2.0):
+            numpyro.sample("x", dist.HalfNormal(1))
+
+    kernel = ebm.MALA(model)
+    mcmc = run(kernel, num_samples=20)
+    assert kernel._elements is not None
+    z = mcmc.last_state.z
+    expected = [numpyro.infer.util.potential_energy(model, (), {}, {"x": z["x"][i]}) for i in range(4)]
+    np.testing.assert_allclose(mcmc.last_state.potential_energy, jnp.stack(expected), rtol=1e-4)
+
+
+def test_numpyros_own_sphere():
+    mcmc = run(ebm.MALA(lambda: numpyro.sample("x", dist.ProjectedNormal(jnp.array([1.0, 0, 0])))), num_samples=2000)
+    draws = mcmc.get_samples(group_by_chain=True)["x"]
+    truth = dist.ProjectedNormal(jnp.array([1.0, 0, 0])).sample(random.key(1), (200_000,)).mean(0)
+    assert np.all(np.abs(draws.mean((0, 1)) - truth) < 0.05)
+
+
+def test_supports_across_blocks_of_gibbs_are_refused():
+    def model():
+        a = numpyro.sample("a", dist.Uniform(1, 2))
+        numpyro.sample("b", dist.Uniform(0, a))
+
+    with pytest.raises(ValueError, match="supports that depend on another block"):
+        run(Gibbs([(ebm.MALA(model), ["b"]), (ebm.MALA(model), ["a"])]), num_chains=1)
+
+
+def test_single_precision_starts_in_double_precision():  # case A17
+    with jax.enable_x64(True):
+        start = {"x": np.tile(np.float32([0, 0, 1]), (4, 1))}
+        mcmc = run(ebm.MALA(on_sphere), num_warmup=10, num_samples=10, init_params=start)
+        assert jnp.isfinite(mcmc.get_samples()["x"]).all()
+
+
 def test_dynamic_supports():
     def model():
         a = numpyro.sample("a", dist.Uniform(1, 2))
@@ -315,7 +367,10 @@ def test_a_kernel_round_trips_in_pickle():
         (lambda: ebm.MALA(real, lambda z: z), "either model or potential_fn"),
         (lambda: ebm.MALA(real, step_size=0.0), "step_size must be positive"),
         (lambda: ebm.ULA(real, step_size=-1.0), "step_size must be positive"),
-        (lambda: ebm.MALA(real, target_accept_prob=1.5), "target_accept_prob must be between 0 and 1"),
+        (lambda: ebm.ULA(real, step_size=lambda i: 0.1), "step_size must be a positive number"),
+        (lambda: run(ebm.MALA(lambda: None)), "needs a continuous latent site"),
+        (lambda: run(ebm.MALA(real), init_params={"y": jnp.zeros(4)}), r"names \['y'\]"),
+        (lambda: ebm.MALA(real, target_accept_prob=1.5), "target_accept_prob must be a probability"),
         (lambda: ebm.MALA(potential_fn=lambda z: z).wrap_model(lambda m: m), "wrap_model needs"),
     ],
 )

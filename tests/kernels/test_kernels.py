@@ -193,6 +193,26 @@ def test_step_size_must_be_positive(make, step_size):
         make(step_size)
 
 
+@pytest.mark.parametrize("step_size", ["a", None, jnp.array([0.1, 0.2]), True])
+def test_step_size_must_be_a_number(step_size):
+    with pytest.raises(ValueError, match="step_size must be a positive number"):
+        kernels.mala(step_size)
+
+
+def test_positions_may_be_pytrees():
+    def logdensity_fn(z):
+        return -jnp.sum(z["a"] ** 2, -1) / 2 - (z["b"] - 1) ** 2 / 2
+
+    def step(state, key):
+        state, _ = kernels.mala(0.5).step(key, state, logdensity_fn)
+        return state, state.position
+
+    start = kernels.mala(0.5).init({"a": jnp.zeros((CHAINS, 2)), "b": jnp.zeros(CHAINS)}, logdensity_fn)
+    _, draws = lax.scan(step, start, random.split(random.key(0), 1000))
+    assert_mean(jnp.swapaxes(draws["a"], 0, 1)[:, 200:] ** 2, 1.0)
+    assert_mean(jnp.swapaxes(draws["b"], 0, 1)[:, 200:], 1.0)
+
+
 def test_temperature_must_be_positive():
     with pytest.raises(ValueError, match="temperature must be positive"):
         kernels.ula(0.1, temperature=0.0)
@@ -234,9 +254,12 @@ class TestContract:
         looped = jnp.stack([one(key, position) for key, position in zip(keys, start, strict=True)])
         np.testing.assert_allclose(mapped, looped, rtol=1e-5, atol=1e-6)
 
-    def test_float64(self, kernel, start):
+    @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+    def test_a_chain_keeps_the_type_of_its_start(self, kernel, start, dtype):
         with jax.enable_x64(True):
-            position = jnp.asarray(np.asarray(start, np.float64))
-            state, _ = kernel.step(random.key(0), kernel.init(position, self.logdensity_fn), self.logdensity_fn)
-            assert state.position.dtype == jnp.float64
-            assert state.logdensity.dtype == jnp.float64
+            state = kernel.init(jnp.asarray(np.asarray(start, dtype)), self.logdensity_fn)
+            expected = "float32" if dtype == "float32" else "float64"
+            new, _ = lax.scan(
+                lambda s, key: (kernel.step(key, s, self.logdensity_fn)[0], None), state, random.split(random.key(0), 3)
+            )
+            assert new.position.dtype == new.logdensity.dtype == expected
