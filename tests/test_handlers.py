@@ -8,8 +8,19 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax import random
-from numpyro.infer import MCMC, NUTS, SVI, RenyiELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.contrib.control_flow import scan
+from numpyro.infer import (
+    MCMC,
+    NUTS,
+    SVI,
+    DiscreteGibbs,
+    Gibbs,
+    RenyiELBO,
+    Trace_ELBO,
+    TraceGraph_ELBO,
+    TraceMeanField_ELBO,
+)
+from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoNormal
 
 import numpyro_ebm as ebm
 
@@ -209,6 +220,120 @@ def test_check_model_of_a_latent_site():
         numpyro.sample("y", dist.Normal(x, 1).to_event(1), obs=jnp.ones(3))
 
     assert ebm.check_model(model) == {}
+
+
+def test_check_model_looks_below_transforms_into_mixtures_and_past_gibbs():
+    def transformed(x):
+        theta = numpyro.sample("theta", dist.Gamma(1, 1))
+        d = ebm.EnergyBased(lambda x: theta * x**2, dist.Normal(0, 1))
+        numpyro.sample("x", dist.TransformedDistribution(d, dist.transforms.ExpTransform()), obs=x)
+
+    def mixed(x):
+        weight = numpyro.sample("weight", dist.Beta(1, 1))
+        parts = [ebm.EnergyBased(lambda x: 5 + 0 * x, dist.Normal(0, 1)), dist.Normal(0, 1)]
+        weights = dist.Categorical(jnp.stack([weight, 1 - weight]))
+        numpyro.sample("x", dist.MixtureGeneral(weights, parts, support=dist.constraints.real), obs=x)
+
+    assert ebm.check_model(transformed, 0.5) == {"x": {"theta"}}
+    assert ebm.check_model(mixed, 0.5) == {"x": {"weight"}}
+    with pytest.raises(ebm.IntractableNormalizerError, match="component of a mixture"):
+        MCMC(NUTS(mixed), num_warmup=2, num_samples=2, progress_bar=False).run(random.key(0), 0.5)
+
+    def switched():
+        z = numpyro.sample("z", dist.Bernoulli(0.5))
+        numpyro.sample("y", ebm.EnergyBased(lambda y: 4 * z * y**2, dist.Normal(0, 1)))
+
+    kernel = Gibbs([(ebm.MALA(switched), ["y"]), (DiscreteGibbs(switched), ["z"])])
+    with pytest.raises(ebm.IntractableNormalizerError, match=r"site 'y'.*\['z'\]"):
+        MCMC(kernel, num_warmup=2, num_samples=2, progress_bar=False).run(random.key(0))
+
+
+@pytest.mark.parametrize("key", range(3))
+def test_data_are_checked_as_a_whole_under_subsampling(key):
+    def model(x):
+        theta = numpyro.param("theta", 1.0)
+        with numpyro.plate("data", 40, subsample_size=4):
+            d = ebm.EnergyBased(lambda x: theta * x**2, dist.Normal(0, 1))
+            numpyro.sample("x", d, obs=numpyro.subsample(x, event_dim=0))
+
+    x = X.at[37].set(jnp.nan)
+    with pytest.raises(ValueError, match="nan at row 37"):
+        make(fn=ebm.estimate(model, CD)).init(random.key(key), x)
+    with pytest.raises(ValueError, match="nan at row 37"):
+        ebm.DualSGDA(model, step_size=0.1, num_chains=5).run(random.key(key), 3, x, progress_bar=False)
+
+
+def learned_bound(x):
+    high = numpyro.param("high", 5.0)
+    with numpyro.plate("data", 40):
+        numpyro.sample("x", ebm.EnergyBased(lambda x: -x, dist.Uniform(-5.0, high)), obs=x)
+
+
+def test_learned_bounds_of_a_support_are_refused():
+    """The gradient of log Z has a boundary term that chains lack."""
+    with pytest.raises(ebm.IntractableNormalizerError, match=r"site 'x'.*bounds of its support"):
+        make(fn=ebm.estimate(learned_bound, CD)).run(random.key(0), 2, X, progress_bar=False)
+    with pytest.raises(ebm.IntractableNormalizerError, match="bounds of its support"):
+        ebm.DualSGDA(learned_bound, step_size=0.1, num_chains=5).run(random.key(0), 2, X, progress_bar=False)
+
+
+def test_what_the_surrogate_can_not_serve_is_refused():
+    def latent(x):
+        theta = numpyro.sample("theta", dist.Gamma(2, 1))
+        with numpyro.plate("data", 40):
+            numpyro.sample("x", ebm.EnergyBased(lambda x: theta * x**2, dist.Normal(0, 1)), obs=x)
+
+    estimated = ebm.estimate(latent, CD)
+    svi = SVI(estimated, AutoLaplaceApproximation(estimated), optax.adam(0.1), Trace_ELBO())
+    with pytest.raises(ValueError, match="second derivatives"):
+        svi.init(random.key(0), X)
+
+    def scanned(x):
+        scale = numpyro.param("scale", 1.0)
+
+        def step(carry, x):
+            numpyro.sample("x", ebm.EnergyBased(lambda x: x**2, dist.Normal(0, scale)), obs=x)
+            return carry, None
+
+        scan(step, None, x)
+
+    with pytest.raises(NotImplementedError, match="inside of scan or cond"):
+        make(fn=ebm.estimate(scanned, CD)).init(random.key(0), X)
+    with pytest.raises(ValueError, match="no site with an EnergyBased"):
+        make(fn=ebm.estimate(lambda x: None, CD)).init(random.key(0), X)
+
+
+def test_scan_stacks_what_it_may_and_refuses_the_rest():
+    base = dist.Normal(0, 1).expand([3]).to_event(1)
+    rows = random.normal(random.key(0), (3, 3))
+
+    def model(through):
+        def step(carry, row):
+            energy = {
+                "temperature": lambda x: jnp.sum(2 * x**2),
+                "closure": lambda x: jnp.sum(carry * x**2),
+            }[through]
+            beta = carry if through == "temperature" else 1.0
+            numpyro.sample("x", ebm.EnergyBased(energy, base, beta), obs=row)
+            return carry + 1.0, None
+
+        scan(step, 1.0, rows)
+
+    density, _ = numpyro.infer.util.log_density(model, ("temperature",), {}, {})
+    expected = sum(base.log_prob(row) - (1 + i) * jnp.sum(2 * row**2) for i, row in enumerate(rows))
+    np.testing.assert_allclose(density, expected, rtol=1e-5)
+    with pytest.raises(NotImplementedError, match=r"stacked by jax\.vmap or scan"):
+        numpyro.infer.util.log_density(model, ("closure",), {}, {})
+
+
+def test_data_that_do_not_fit_their_plates_are_refused():
+    def model(x):
+        theta = numpyro.param("theta", 1.0)
+        with numpyro.plate("rows", 4, dim=-2), numpyro.plate("columns", 10, dim=-1):
+            numpyro.sample("x", ebm.EnergyBased(lambda x: theta * x**2, dist.Normal(0, 1)), obs=x)
+
+    with pytest.raises(ValueError, match=r"shape \(10, 4\) do not fit .*\(4, 10\)"):
+        make(fn=ebm.estimate(model, CD)).init(random.key(0), X.reshape(10, 4))
 
 
 def test_fitted_distribution():

@@ -4,8 +4,11 @@ from numpyro_ebm.distributions.energy_based import (
     EnergyBased,
     IntractableNormalizerError,
     caller_variables,
+    components,
     detached,
+    guard,
     site_name,
+    unmasked,
     unwrap,
 )
 from numpyro_ebm.distributions.observations import refuse_faults, validate_observations
@@ -19,11 +22,14 @@ __all__ = [
     "StereographicTransform",
     "ambient",
     "caller_variables",
+    "components",
     "detached",
+    "guard",
     "is_sphere",
     "refuse_faults",
     "site_name",
     "sphere",
+    "unmasked",
     "unwrap",
     "validate_observations",
 ]

@@ -35,21 +35,21 @@ def _refuse(site: str) -> IntractableNormalizerError:
     )
 
 
-def _guard(site: str, operands: list, log_normalizer: Any) -> tuple:
-    """Identity whose derivative in `operands` is an error, unless `log_normalizer` moves along."""
+def guard(operands: Any, error: Exception, unless: Any = None) -> tuple[Any, Any]:
+    """Identity of `operands` and `unless`; differentiated in `operands`, but not in `unless`, it raises `error`."""
 
     @jax.custom_jvp
-    def guard(operands, log_normalizer):
-        return operands, log_normalizer
+    def identity(operands, unless):
+        return operands, unless
 
     def rule(primals, tangents):
-        moved = [t for t in tangents[0] if not isinstance(t, SymbolicZero)]
-        if moved and isinstance(tangents[1], SymbolicZero | None):
-            raise _refuse(site)
+        moves = [any(not isinstance(t, SymbolicZero) for t in jax.tree.leaves(tangent)) for tangent in tangents]
+        if moves[0] and not moves[1]:
+            raise error
         return primals, tangents
 
-    guard.defjvp(rule, symbolic_zeros=True)
-    return guard(operands, log_normalizer)
+    identity.defjvp(rule, symbolic_zeros=True)
+    return identity(operands, unless)
 
 
 class EnergyBased(dist.Distribution):
@@ -73,8 +73,9 @@ class EnergyBased(dist.Distribution):
         :math:`\beta \geq 0`, scalar or of the batch shape.
     log_normalizer
         log Z where it is known: a number or array of the batch shape, a callable without
-        arguments, or a callable of this distribution. It lifts the guard only where it depends
-        on what is differentiated.
+        arguments, or a callable of this distribution. It lifts the guard where it moves with what
+        is differentiated; that it moves with all that Z depends on, :func:`~numpyro_ebm.check_model`
+        tells.
     sampler
         ``sampler(rng_key, distribution, sample_shape)``, which returns draws of shape
         ``sample_shape + batch_shape + event_shape``.
@@ -118,8 +119,13 @@ class EnergyBased(dist.Distribution):
             raise TypeError(f"base must be a NumPyro distribution, got {type(base).__name__}")
         if not_jax_tracer(inverse_temperature):
             values = np.asarray(inverse_temperature)
-            if not (np.isfinite(values).all() and (values >= 0).all()):
-                raise ValueError(f"inverse_temperature must be nonnegative and finite, got {inverse_temperature}")
+            numeric = np.issubdtype(values.dtype, np.number)
+            if not (numeric and np.isfinite(values).all() and (values >= 0).all()):
+                raise ValueError(f"inverse_temperature must be nonnegative and finite, got {inverse_temperature!r}")
+        if log_normalizer is not None and not callable(log_normalizer) and not_jax_tracer(log_normalizer):
+            values = np.asarray(log_normalizer)
+            if not (np.issubdtype(values.dtype, np.number) and np.isfinite(values).all()):
+                raise ValueError(f"log_normalizer must be finite numbers or a function, got {log_normalizer!r}")
         if sampler is not None and not callable(sampler):
             raise TypeError(f"sampler must be callable, got {type(sampler).__name__}")
         self.base = base
@@ -136,6 +142,11 @@ class EnergyBased(dist.Distribution):
                 "the batch shapes of base, energy and inverse_temperature do not broadcast: "
                 f"{shapes[0]}, {shapes[1]} and {shapes[2]}"
             ) from error
+        if log_normalizer is not None and not callable(log_normalizer):
+            if jnp.broadcast_shapes(batch_shape, jnp.shape(log_normalizer)) != batch_shape:
+                raise ValueError(
+                    f"log_normalizer has shape {jnp.shape(log_normalizer)}, which does not broadcast to the batch shape {batch_shape}"
+                )
         super().__init__(batch_shape, base.event_shape, validate_args=validate_args)
 
     @property
@@ -200,7 +211,11 @@ class EnergyBased(dist.Distribution):
         closed = jax.make_jaxpr(self.unnormalized_log_prob)(value)
         guarded = [jnp.issubdtype(jnp.result_type(c), jnp.inexact) for c in closed.consts]
         operands = [c for c, g in zip(closed.consts, guarded, strict=True) if g]
-        operands, log_normalizer = _guard(site_name(self), operands, self.log_normalizer_value())
+        site = site_name(self)
+        for caller in caller_variables("self"):
+            if isinstance(caller, dist.MixtureGeneral | dist.MixtureSameFamily) and self.log_normalizer is None:
+                raise _refuse(f"{site}, a component of a mixture")
+        operands, log_normalizer = guard(operands, _refuse(site), self.log_normalizer_value())
         rest = iter(operands)
         consts = [next(rest) if g else c for c, g in zip(closed.consts, guarded, strict=True)]
         (density,) = jaxpr_as_fun(closed.replace(consts=consts))(value)
@@ -277,6 +292,35 @@ def unwrap(fn: dist.Distribution) -> EnergyBased | None:
     while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent | Ambient):
         fn = fn.base_dist
     return fn if isinstance(fn, EnergyBased) else None
+
+
+def components(fn: dist.Distribution) -> list[EnergyBased]:
+    """All `EnergyBased` that a distribution is made of: below transforms and in mixtures as well."""
+    if isinstance(fn, EnergyBased):
+        return [fn]
+    if isinstance(fn, dist.MixtureGeneral):
+        return [found for component in fn.component_distributions for found in components(component)]
+    if isinstance(fn, dist.MixtureSameFamily):
+        return components(fn.component_distribution)
+    return components(fn.base_dist) if isinstance(getattr(fn, "base_dist", None), dist.Distribution) else []
+
+
+def unmasked(fn: dist.Distribution, batch_shape: tuple[int, ...]) -> jax.Array | None:
+    """Which events a site's masks leave, of shape `batch_shape`; None where nothing is masked.
+
+    `batch_shape` are all dimensions of independent events, those that ``to_event`` hides included.
+    """
+    inner = unwrap(fn)
+    event_dim = 0 if inner is None else inner.event_dim
+    found = None
+    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent | Ambient):
+        if isinstance(fn, dist.MaskedDistribution):
+            mask = jnp.broadcast_to(fn._mask, fn.batch_shape)
+            mask = jnp.reshape(mask, mask.shape + (1,) * (fn.event_dim - event_dim))
+            mask = jnp.broadcast_to(mask, batch_shape)
+            found = mask if found is None else found & mask
+        fn = fn.base_dist
+    return found
 
 
 def caller_variables(*names: str) -> Iterator[Any]:

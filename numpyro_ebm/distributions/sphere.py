@@ -12,6 +12,8 @@ from numpyro.distributions.transforms import ParameterFreeTransform
 from numpyro.distributions.util import validate_sample
 from numpyro.primitives import Messenger
 
+from numpyro_ebm.energies import check_size
+
 
 class _Sphere(constraints.ParameterFreeConstraint):
     """Unit vectors. NumPyro's own sphere has no bijection; this one has one up to a point."""
@@ -97,10 +99,11 @@ class SphereUniform(dist.Distribution):
     pytree_aux_fields = ("dim",)
 
     def __init__(self, dim: int, *, validate_args: bool | None = None):
-        if not isinstance(dim, int) or dim < 2:
-            raise ValueError(f"dim must be an integer of at least 2, got {dim!r}")
-        self.dim = dim
-        super().__init__((), (dim,), validate_args=validate_args)
+        check_size("dim", dim)
+        if dim < 2:
+            raise ValueError(f"dim must be at least 2, got {dim!r}")
+        self.dim = int(dim)
+        super().__init__((), (self.dim,), validate_args=validate_args)
 
     @property
     def has_rsample(self) -> bool:

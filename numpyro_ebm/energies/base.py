@@ -57,8 +57,14 @@ class CallableEnergy(Energy):
         self.function = function
         self.event_shape = event_shape
         self.batch_shape = batch_shape
+        self.is_stacked = False
 
     def __call__(self, x):
+        if self.is_stacked:
+            raise NotImplementedError(
+                "the arrays of this energy were stacked by jax.vmap or scan: call it under jax.vmap over them. In a scan, "
+                "give what changes along it through the base, the inverse temperature or an F1Energy"
+            )
         event_dim = len(self.event_shape)
         leading = jnp.shape(x)[: jnp.ndim(x) - event_dim]
         if self.batch_shape:
@@ -87,14 +93,17 @@ class CallableEnergy(Energy):
                 function = Partial(_Traced(closed), closed.consts)
         leaves, treedef = jax.tree.flatten(function)
         arrays = [leaf if _is_array(leaf) else None for leaf in leaves]
-        static = tuple(None if _is_array(leaf) else _Identity(leaf) for leaf in leaves)
+        static = tuple(jnp.ndim(leaf) if _is_array(leaf) else _Identity(leaf) for leaf in leaves)
         return arrays, (treedef, static, self.event_shape, self.batch_shape)
 
     @classmethod
     def tree_unflatten(cls, aux, arrays):
         treedef, static, event_shape, batch_shape = aux
-        leaves = [a if s is None else s.value for a, s in zip(arrays, static, strict=True)]
-        return cls(jax.tree.unflatten(treedef, leaves), event_shape, batch_shape)
+        leaves = [s.value if isinstance(s, _Identity) else a for a, s in zip(arrays, static, strict=True)]
+        energy = cls(jax.tree.unflatten(treedef, leaves), event_shape, batch_shape)
+        ndims = [(jnp.ndim(a), s) for a, s in zip(arrays, static, strict=True) if _is_array(a)]
+        energy.is_stacked = any(ndim > s for ndim, s in ndims)
+        return energy
 
 
 def _is_array(leaf):
@@ -135,7 +144,10 @@ def as_energy(energy: Any, event_shape: tuple[int, ...] = (), batch_shape: tuple
     >>> energy(jnp.ones((5, 3))).shape
     (5,)
     """
+    event = jax.ShapeDtypeStruct((*batch_shape, *event_shape), jnp.result_type(float))
     if isinstance(energy, Energy):
+        if event_shape:
+            jax.eval_shape(energy, event)  # raises where the dimensions do not fit
         return energy
     if not callable(energy):
         raise TypeError(f"energy must be callable, got {type(energy).__name__}")
@@ -151,6 +163,8 @@ def as_energy(energy: Any, event_shape: tuple[int, ...] = (), batch_shape: tuple
         ) from error
     if not hasattr(output, "shape"):
         raise ValueError(f"the energy must return one array, got {type(output).__name__}")
+    if jnp.issubdtype(output.dtype, jnp.complexfloating):
+        raise ValueError(f"the energy must be real, got values of type {output.dtype}")
     if output.shape in ((), (1,)):
         return CallableEnergy(energy, tuple(event_shape), ())
     if output.shape == tuple(event_shape) and output.shape != tuple(batch_shape):

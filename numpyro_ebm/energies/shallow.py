@@ -78,6 +78,8 @@ class F1Energy(Energy):
 
     def __post_init__(self):
         fields = self.features, self.log_weights, self.signs, self.radius
+        if self.radius is None or isinstance(self.radius, str):
+            check_positive("radius", self.radius)
         if not all(hasattr(field, "shape") or isinstance(field, float | int) for field in fields):
             return  # a placeholder of a tree transformation
         if not isinstance(self.power, int) or self.power < 1:
@@ -92,8 +94,12 @@ class F1Energy(Energy):
                 "features, log_weights and signs must have shapes (..., m, d), (..., m) and (m,), got "
                 f"{features}, {weights} and {jnp.shape(self.signs)}"
             )
+        if self.activation is not None and not callable(self.activation):
+            raise ValueError(f"activation must be a function, got {self.activation!r}")
         if any(isinstance(field, jax.core.Tracer) for field in fields):
             return
+        if not np.all(np.abs(np.asarray(self.signs)) == 1):
+            raise ValueError(f"signs must be +1 or -1, got {self.signs}")
         norms = np.linalg.norm(np.asarray(self.features), axis=-1)
         mean = np.max(np.mean(np.exp(np.asarray(self.log_weights)), -1))
         if not np.all(np.abs(norms - 1) < 1e-3):

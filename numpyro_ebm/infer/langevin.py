@@ -77,6 +77,10 @@ class LangevinMCMC(MCMCKernel):
     def __init__(self, model, potential_fn, step_size, init_strategy):
         if (model is None) == (potential_fn is None):
             raise ValueError("give either model or potential_fn, and not both")
+        if not callable(potential_fn if model is None else model):
+            raise TypeError(
+                f"model must be callable, got {model!r}" if potential_fn is None else "potential_fn must be callable"
+            )
         check_positive("step_size", step_size)
         self._model = model
         self._potential_fn = potential_fn
@@ -214,7 +218,9 @@ class LangevinMCMC(MCMCKernel):
         }
 
     def _refuse_unknown_normalizers(self, model_args, model_kwargs):
-        for name, depends in normalizer_dependencies(self._model, model_args, model_kwargs).items():
+        # Gibbs conditions on the other blocks' variables, which are latent all the same
+        whole = {name: value for name, value in model_kwargs.items() if name != GIBBS_SITES_KWARG}
+        for name, depends in normalizer_dependencies(self._model, model_args, whole).items():
             unknown = sorted(depends.latents - depends.known)
             if unknown:
                 raise IntractableNormalizerError(

@@ -1,5 +1,6 @@
 """The Wasserstein-Fisher-Rao optimiser of neurons and weights, and what `DualSGDA` makes of it."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,10 +11,10 @@ import optax
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 from numpyro.optim import _NumPyroOptim
-from numpyro.primitives import Messenger
 
-from numpyro_ebm.distributions import EnergyBased
+from numpyro_ebm.distributions import EnergyBased, unmasked, unwrap
 from numpyro_ebm.energies import MAX_MEAN_WEIGHT
+from numpyro_ebm.handlers import Estimated, WholeData, site_batch_shape
 
 
 def wasserstein_fisher_rao(learning_rate: ArrayLike | Callable) -> optax.GradientTransformationExtraArgs:
@@ -91,35 +92,41 @@ class Site(NamedTuple):
     inverse_temperature: Any
 
 
-class Record(Messenger):
+class Record(WholeData):
     """Keeps of a model's run what the optimiser needs: radii, counts of observations, temperatures."""
 
     def __enter__(self):
         self.sites: dict = {}
         self.radii: dict = {}
-        super().__enter__()
-        return self
+        return super().__enter__()
 
     def process_message(self, msg):
+        super().process_message(msg)
         if msg["type"] == "param" and "f1_radius" in msg["kwargs"]:
             self.radii[msg["name"]] = jnp.asarray(msg["kwargs"]["f1_radius"], jnp.result_type(float))
         if msg["type"] != "sample":
             return
-        weight = 1.0 if msg["scale"] is None else jnp.asarray(msg["scale"], jnp.result_type(float))
-        fn = msg["fn"]
-        weight = jnp.broadcast_to(weight, fn.batch_shape)
-        while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
-            if isinstance(fn, dist.MaskedDistribution):
-                mask = jnp.broadcast_to(fn._mask, fn.batch_shape)
-                weight = weight * jnp.reshape(mask, mask.shape + (1,) * (weight.ndim - mask.ndim))
-            fn = fn.base_dist
-            if len(fn.batch_shape) > weight.ndim:  # to_event has hidden some of the batch
-                weight = jnp.reshape(weight, weight.shape + (1,) * (len(fn.batch_shape) - weight.ndim))
-                weight = jnp.broadcast_to(weight, jnp.broadcast_shapes(weight.shape, fn.batch_shape))
-        fn = getattr(fn, "distribution", fn)
-        if isinstance(fn, EnergyBased):
-            beta = jnp.mean(jnp.asarray(fn.inverse_temperature, jnp.result_type(float)))
-            self.sites[msg["name"]] = Site(fn, msg["value"], jnp.sum(weight), beta)
+        fn = _estimated(msg["fn"])
+        distribution = unwrap(fn)
+        if distribution is None:
+            return
+        batch_shape = site_batch_shape(msg | {"fn": fn})
+        scale = jnp.asarray(1.0 if msg["scale"] is None else msg["scale"], jnp.result_type(float))
+        scale = jnp.reshape(scale, scale.shape + (1,) * (fn.event_dim - distribution.event_dim))
+        mask = unmasked(fn, batch_shape)
+        weight = jnp.broadcast_to(scale if mask is None else scale * mask, batch_shape)
+        beta = jnp.mean(jnp.asarray(distribution.inverse_temperature, jnp.result_type(float)))
+        self.sites[msg["name"]] = Site(distribution, self.whole(msg["value"]), jnp.sum(weight), beta)
+
+
+def _estimated(fn):
+    """A site's distribution, with the `EnergyBased` back in the place of its estimate."""
+    if isinstance(fn, Estimated):
+        return fn.distribution
+    if isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
+        fn = copy.copy(fn)
+        fn.base_dist = _estimated(fn.base_dist)
+    return fn
 
 
 class DualOptim(_NumPyroOptim):

@@ -77,6 +77,11 @@ def test_f1_batch_of_energies_equals_a_loop():
         ({"features": 2 * jnp.eye(3)}, "unit vectors"),
         ({"log_weights": jnp.full(3, 0.5)}, r"at most 1, got 1\.649"),
         ({"log_weights": jnp.zeros(2)}, "must have shapes"),
+        ({"radius": float("inf")}, "radius must be positive and finite"),
+        ({"radius": "a"}, "radius must be a positive number"),
+        ({"radius": None}, "radius must be a positive number"),
+        ({"signs": 2 * jnp.ones(3)}, r"signs must be \+1 or -1"),
+        ({"activation": "relu"}, "activation must be a function"),
         ({"features": jnp.full((3, 3), jnp.nan)}, "unit vectors"),
     ],
 )
@@ -195,6 +200,7 @@ def test_as_energy_sees_a_batch():
         (lambda x: x**2, (3,), "sum over the event"),
         (lambda x: x[0], (), r"\.to_event\(\)"),
         (lambda x: (x, x), (), "one array"),
+        (lambda x: x * 1j, (), "must be real"),
     ],
 )
 def test_as_energy_refuses(function, shape, message):

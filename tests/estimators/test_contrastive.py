@@ -139,6 +139,18 @@ def to_event(x):
         site(d.expand([3, 4]).to_event(1), x.reshape(3, 4))
 
 
+def without_a_plate(x):
+    site(exponential(), x)
+
+
+def masked_columns(x):
+    """A mask of fewer dimensions than the plates, and restarts that must not meet what it hides."""
+    d = exponential()
+    x = x.reshape(3, 4).at[:, 3].set(1e4)
+    with numpyro.plate("rows", 3, dim=-2), numpyro.plate("columns", 4, dim=-1), handlers.mask(mask=jnp.arange(4) < 3):
+        site(d, x)
+
+
 def masked(x):
     d = exponential()
     with numpyro.plate("data", 12), handlers.mask(mask=jnp.arange(12) < 5):
@@ -156,6 +168,8 @@ MODELS = {
     "subsample": subsampled,
     "nested": nested,
     "to_event": to_event,
+    "no plate": without_a_plate,
+    "mask of columns": masked_columns,
     "mask": masked,
     "scale": scaled,
 }
@@ -165,7 +179,12 @@ MODELS = {
 def test_gradient_is_unbiased_in_every_place_of_a_model(name):
     _, x, exact, step_size = CASES["exponential"]
     terms = exact(x)
-    expected = {"mask": terms[:5].sum(), "scale": 0.25 * terms.sum()}.get(name, terms.sum())
+    special = {
+        "mask": terms[:5].sum(),
+        "mask of columns": terms.reshape(3, 4)[:, :3].sum(),
+        "scale": 0.25 * terms.sum(),
+    }
+    expected = special.get(name, terms.sum())
     series = gradients(MODELS[name], ebm.ContrastiveDivergence(pool(step_size)), x)
     assert_mean(series, expected)
 
@@ -182,6 +201,37 @@ def test_gradient_is_unbiased_for_a_batch_of_energies():
 
     series = gradients(model, ebm.ContrastiveDivergence(pool(0.3)), x)
     assert_mean(series, jnp.sum(slopes * (x - 1 / (1 + THETA * slopes))))
+
+
+def test_gradient_is_unbiased_for_an_energy_of_each_group():
+    """Batch shape (3, 1) in plates (3, 4): one set of chains for each row."""
+    slopes = jnp.array([[0.5], [1.0], [2.0]])
+    x = jnp.linspace(0.1, 3, 12).reshape(3, 4)
+
+    def model(x):
+        theta = numpyro.param("theta", THETA)
+        with numpyro.plate("rows", 3, dim=-2), numpyro.plate("columns", 4, dim=-1):
+            site(ebm.EnergyBased(lambda x: theta * slopes * x, dist.Exponential(1.0)), x)
+
+    series = gradients(model, ebm.ContrastiveDivergence(pool(0.3)), x)
+    assert_mean(series, jnp.sum(slopes * (x - 1 / (1 + THETA * slopes))))
+
+
+def test_restarts_of_groups_are_at_their_own_observations():
+    x = jnp.arange(12.0).reshape(3, 4) + 100
+
+    def model(x):
+        slopes = numpyro.param("theta", jnp.ones((3, 1)))
+        with numpyro.plate("rows", 3, dim=-2), numpyro.plate("columns", 4, dim=-1):
+            site(ebm.EnergyBased(lambda x: slopes * x, dist.Normal(0, 1)), x)
+
+    still = ebm.ChainPool(ebm.kernels.ula(1e-14), 50, restart_prob=1.0)
+    svi = SVI(ebm.estimate(model, ebm.ContrastiveDivergence(still)), lambda x: None, optax.sgd(0.0), Trace_ELBO())
+    state, _ = svi.update(svi.init(random.key(0), x), x)
+    position = state.mutable_state["x$chains"]["state"].position
+    assert position.shape == (50, 3, 1)
+    for row in range(3):
+        assert set(np.round(np.asarray(position[:, row, 0]))) == set(np.asarray(x[row]))
 
 
 @pytest.mark.parametrize("loss", [Trace_ELBO(), TraceMeanField_ELBO()], ids=lambda loss: type(loss).__name__)

@@ -1,25 +1,29 @@
-"""Effect handlers that make energy-based sites trainable, and the check for the ones that are not."""
+"""The effect handler that makes energy-based sites trainable by `SVI`."""
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jax import random
-from numpyro import handlers
 from numpyro.infer import ELBO, SVI, Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoGuide
-from numpyro.infer.gibbs import latent_sample_sites, prototype_trace
-from numpyro.ops.provenance import eval_provenance
+from numpyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation
 from numpyro.primitives import Messenger, mutable
 
-from numpyro_ebm.distributions import EnergyBased, ambient, caller_variables, unwrap, validate_observations
+from numpyro_ebm.distributions import (
+    IntractableNormalizerError,
+    caller_variables,
+    guard,
+    unmasked,
+    unwrap,
+    validate_observations,
+)
 from numpyro_ebm.pool import Observations
 
 
-class _Estimated(dist.Distribution):
+class Estimated(dist.Distribution):
     """An `EnergyBased` whose log Z is replaced by a surrogate with the same gradient."""
 
     arg_constraints: dict = {}
@@ -45,7 +49,24 @@ class _Estimated(dist.Distribution):
         return self.distribution.unnormalized_log_prob(value) - self.surrogate
 
 
-class estimate(Messenger):
+class WholeData(Messenger):
+    """Keeps the arrays that ``numpyro.subsample`` takes rows of, to look at them as a whole."""
+
+    def __enter__(self):
+        self._subsampled: list = []
+        super().__enter__()
+        return self
+
+    def process_message(self, msg):
+        if msg["type"] == "subsample":
+            self._subsampled.append((msg, msg["value"]))
+
+    def whole(self, value: Any) -> Any:
+        """The array that `value` is a subsample of; `value` itself where it is none."""
+        return next((whole for msg, whole in self._subsampled if msg["value"] is value), value)
+
+
+class estimate(WholeData):
     """Make the energy-based sites of a model trainable by `SVI`.
 
     In the place of every site with an :class:`~numpyro_ebm.EnergyBased` distribution it puts a
@@ -92,7 +113,7 @@ class estimate(Messenger):
     """
 
     def __init__(self, fn: Callable | None = None, config: Any = None):
-        if not (callable(config) or isinstance(config, Mapping) or _is_estimator(config)):
+        if isinstance(config, type) or not (callable(config) or isinstance(config, Mapping) or _is_estimator(config)):
             raise TypeError(
                 f"config must be an estimator, a dict of estimators by site name or a function of a site, got {config!r}"
             )
@@ -110,13 +131,18 @@ class estimate(Messenger):
 
     def __exit__(self, *exc_info):
         super().__exit__(*exc_info)
-        if exc_info[0] is None and isinstance(self.config, Mapping) and set(self.config) - self._seen:
+        if exc_info[0] is not None:
+            return
+        if not self._seen and _inside_svi():
+            raise ValueError("estimate: the model has no site with an EnergyBased distribution")
+        if isinstance(self.config, Mapping) and set(self.config) - self._seen:
             raise ValueError(
                 f"estimate's config names {sorted(set(self.config) - self._seen)}, but the model's energy-based sites "
                 f"are {sorted(self._seen)}"
             )
 
     def process_message(self, msg):
+        super().process_message(msg)
         if msg["type"] == "plate":
             self._plates[msg["name"]] = msg["args"]
         if msg["type"] != "sample":
@@ -128,10 +154,18 @@ class estimate(Messenger):
         estimator = self._estimator(msg)
         if estimator is None or not _inside_svi():
             return
+        if msg.get("_control_flow_done"):
+            raise NotImplementedError(f"site {msg['name']!r}: estimate does not serve sites inside of scan or cond")
         self._check_batch(msg, distribution)
+        bounds = [b for b in jax.tree.leaves(distribution.support) if jnp.issubdtype(jnp.result_type(b), jnp.inexact)]
+        error = (
+            f"site {msg['name']!r}: the bounds of its support depend on a parameter or latent variable. The gradient of log Z "
+            "has a term at the boundary then, which chains do not see: fix the bounds"
+        )
+        guard(bounds, IntractableNormalizerError(error))
         observations = None
         if msg["is_observed"]:
-            validate_observations(msg["name"], distribution, msg["value"])
+            validate_observations(msg["name"], distribution, self.whole(msg["value"]))
             observations = _observations(msg, distribution)
 
         name = f"{msg['name']}$chains"
@@ -142,7 +176,7 @@ class estimate(Messenger):
             mutable(name, {"state": start})
             holder = {"state": start}
         surrogate, holder["state"] = estimator.update(numpyro.prng_key(), holder["state"], distribution, observations)
-        msg["fn"] = _rewrap(msg["fn"], _Estimated(distribution, surrogate))
+        msg["fn"] = _rewrap(msg["fn"], Estimated(distribution, surrogate))
 
     def _estimator(self, msg):
         if _is_estimator(self.config):
@@ -170,8 +204,13 @@ def _is_estimator(config):
 
 
 def _inside_svi():
-    """Whether an inference that carries the chains is at work; raises if it would lose them."""
+    """Whether an inference that carries the chains is at work; raises if it would lose or misuse them."""
     for caller in caller_variables("self"):
+        if isinstance(caller, AutoLaplaceApproximation):
+            raise ValueError(
+                "estimate does not serve AutoLaplaceApproximation, which needs second derivatives: the surrogate has the "
+                "gradient of log Z only. Use AutoNormal or another guide"
+            )
         if isinstance(caller, AutoGuide):
             return True
         if isinstance(caller, SVI | ELBO):
@@ -192,28 +231,43 @@ def _inside_svi():
 
 def _observations(msg, distribution):
     """The site's observations as rows, whose masked ones have weight 0."""
-    inner = distribution.batch_shape + distribution.event_shape
     value = jnp.asarray(msg["value"])
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         value = value.astype(jnp.result_type(float))
-    leading = msg["fn"].shape()
-    leading = leading[: len(leading) - len(inner)]
-    value = jnp.broadcast_to(value, leading + inner)
-    weight: jax.Array | None = None
+    batch_shape = site_batch_shape(msg)
+    value = jnp.broadcast_to(value, batch_shape + distribution.event_shape)
+    # dimensions left of the energy's own, and those in which it has one element for many observations
+    own = distribution.batch_shape
+    offset = len(batch_shape) - len(own)
+    rows = [*range(offset), *(offset + i for i, size in enumerate(own) if size != batch_shape[offset + i])]
+    size = math.prod(batch_shape[i] for i in rows)
+    value = jnp.moveaxis(value, rows, range(len(rows)))
+    mask = unmasked(msg["fn"], batch_shape)
+    if mask is not None and own:
+        # an element's masked rows can't be told apart from another's: a row counts where any element has it
+        mask = jnp.moveaxis(mask, rows, range(len(rows)))
+        mask = jnp.any(jnp.reshape(mask, (size, -1)), -1)
+    weight = None if mask is None else jnp.ravel(mask).astype(value.dtype)
+    return Observations(jnp.reshape(value, (size, *own, *distribution.event_shape)), weight)
+
+
+def site_batch_shape(msg: dict) -> tuple[int, ...]:
+    """All dimensions of independent events at a site: plates, ``to_event`` and broadcast observations."""
     fn = msg["fn"]
-    while fn is not distribution:
-        if isinstance(fn, dist.MaskedDistribution):
-            mask = jnp.broadcast_to(fn._mask, fn.batch_shape)
-            if mask.ndim > len(leading):
-                raise NotImplementedError(
-                    f"site {msg['name']!r}: the mask has shape {mask.shape}, and reaches into the energy's batch shape "
-                    f"{distribution.batch_shape}: mask the plates outside of it"
-                )
-            mask = jnp.reshape(mask, mask.shape + (1,) * (len(leading) - mask.ndim))
-            mask = jnp.ravel(jnp.broadcast_to(mask, leading)).astype(value.dtype)
-            weight = mask if weight is None else mask * weight
-        fn = fn.base_dist
-    return Observations(jnp.reshape(value, (-1, *inner)), weight)
+    event_dim = _inner_event_dim(fn)
+    shape, observed = fn.shape(), jnp.shape(msg["value"])
+    try:
+        return jnp.broadcast_shapes(shape[: len(shape) - event_dim], observed[: len(observed) - event_dim])
+    except ValueError as error:
+        raise ValueError(
+            f"site {msg['name']!r}: observations of shape {observed} do not fit the distribution's shape {shape} in its plates "
+            f"{[frame.name for frame in msg['cond_indep_stack']]}"
+        ) from error
+
+
+def _inner_event_dim(fn):
+    inner = unwrap(fn)
+    return len(fn.event_shape) if inner is None else inner.event_dim
 
 
 def _rewrap(fn, distribution):
@@ -224,132 +278,3 @@ def _rewrap(fn, distribution):
     if isinstance(fn, dist.Independent):
         return _rewrap(fn.base_dist, distribution).to_event(fn.reinterpreted_batch_ndims)
     return distribution
-
-
-def check_model(model: Callable, *args: Any, **kwargs: Any) -> dict[str, frozenset[str]]:
-    """Name the sites whose unknown normaliser depends on a parameter or latent variable.
-
-    The guard sees differentiation only. Kernels that use no gradient (``SA``, ``AIES``, ``ESS``)
-    and discrete latent variables pass it by, and are silently wrong on such sites. This looks at
-    what the densities are computed from instead.
-
-    Parameters
-    ----------
-    model
-        A NumPyro model.
-    args, kwargs
-        Its arguments.
-
-    Returns
-    -------
-    dict
-        For each faulty site the names of parameters and latent variables that its normaliser
-        depends on; empty where all is well.
-
-    Examples
-    --------
-    >>> import numpyro, numpyro.distributions as dist, numpyro_ebm as ebm
-    >>> def model(x):
-    ...     theta = numpyro.sample("theta", dist.Gamma(1, 1))
-    ...     numpyro.sample("x", ebm.EnergyBased(lambda x: theta * x**2, dist.Normal(0, 1)), obs=x)
-    >>> check_model(model, 0.5)
-    {'x': frozenset({'theta'})}
-    """
-    found = normalizer_dependencies(model, args, kwargs)
-    return {name: site.names - site.known for name, site in found.items() if site.names - site.known}
-
-
-class Dependencies(NamedTuple):
-    """What the density of a site is computed from.
-
-    Attributes
-    ----------
-    names
-        Names of parameters and of latent variables, other than the site itself.
-    latents
-        Those of latent variables.
-    known
-        Names that a given log Z is computed from.
-    """
-
-    names: frozenset[str]
-    latents: frozenset[str]
-    known: frozenset[str]
-
-
-def normalizer_dependencies(model: Callable, args: tuple, kwargs: dict) -> dict[str, Dependencies]:
-    """For each energy-based site of a model: what its density is computed from."""
-    model = ambient(model)
-    with handlers.block():
-        sites = prototype_trace(model, random.key(0), args, kwargs)
-    latents = frozenset(latent_sample_sites(sites))
-    values = {name: site["value"] for name, site in sites.items() if site["type"] == "param" or name in latents}
-
-    def densities(**values):
-        found = {}
-
-        class Look(Messenger):
-            def process_message(self, msg):
-                distribution = unwrap(msg["fn"]) if msg["type"] == "sample" else None
-                if distribution is not None:
-                    density = distribution.unnormalized_log_prob(sites[msg["name"]]["value"])
-                    found[msg["name"]] = density, distribution.log_normalizer_value()
-
-        with handlers.block(), Look(), handlers.seed(rng_seed=0), handlers.substitute(data=values):
-            model(*args, **kwargs)
-        return found
-
-    return {
-        name: Dependencies(names, names & latents, known or frozenset())
-        for name, (names, known) in eval_provenance(densities, **values).items()
-    }
-
-
-def fitted_distribution(
-    model: Callable, params: Mapping[str, Any], *args: Any, site: str | None = None, **kwargs: Any
-) -> EnergyBased:
-    """Return a model's `EnergyBased` distribution at given parameters.
-
-    Parameters
-    ----------
-    model
-        A NumPyro model.
-    params
-        Values of its parameters, as `SVIRunResult.params` holds them, and of the latent variables
-        that the energy depends on, if there are any.
-    args, kwargs
-        The model's arguments.
-    site
-        Name of the site; not needed where there is only one that is energy-based.
-
-    Returns
-    -------
-    EnergyBased
-        The distribution of one event, before plates expand it.
-
-    Raises
-    ------
-    ValueError
-        If there is no such site, several and none named, a parameter without a value, or an
-        energy that depends on a latent variable without a value.
-    """
-    found: dict[str, EnergyBased] = {}
-
-    class Find(Messenger):
-        def process_message(self, msg):
-            distribution = unwrap(msg["fn"]) if msg["type"] == "sample" else None
-            if distribution is not None:
-                found[msg["name"]] = distribution
-
-    with handlers.block(), Find():
-        prototype_trace(ambient(handlers.substitute(model, data=dict(params))), random.key(0), args, kwargs)
-    if site is None and len(found) == 1:
-        (site,) = found
-    if site is None or site not in found:
-        raise ValueError(f"site must be one of the model's energy-based sites {sorted(found)}, got {site!r}")
-    depends = normalizer_dependencies(model, args, kwargs)[site]
-    missing = sorted(depends.names - set(params))
-    if missing:
-        kinds = ", ".join(f"{name!r} ({'latent' if name in depends.latents else 'parameter'})" for name in missing)
-        raise ValueError(f"site {site!r} depends on {kinds}: give values in params")
-    return found[site]

@@ -1,0 +1,15 @@
+"""Effect handlers that make energy-based sites trainable, and the check for the ones that are not."""
+
+from numpyro_ebm.handlers.check import Dependencies, check_model, fitted_distribution, normalizer_dependencies
+from numpyro_ebm.handlers.estimate import Estimated, WholeData, estimate, site_batch_shape
+
+__all__ = [
+    "Dependencies",
+    "Estimated",
+    "WholeData",
+    "check_model",
+    "estimate",
+    "fitted_distribution",
+    "normalizer_dependencies",
+    "site_batch_shape",
+]
