@@ -86,7 +86,8 @@ def main():
     mcmc = MCMC(
         ebm.MALA(lambda: numpyro.sample("place", fitted), step_size=1e-2),
         num_warmup=1_000,
-        num_samples=2_000,
+        num_samples=20_000,
+        thinning=10,
         num_chains=num_chains,
         chain_method="vectorized",
     )
@@ -94,7 +95,7 @@ def main():
     chains = az.from_numpyro(mcmc, coords={"axis": ["x", "y", "z"]}, dims={"place": ["axis"]})
     summary = az.summary(chains)
     print(f"\n{summary[['mean', 'sd', 'ess_bulk', 'r_hat']]}")
-    r_hat, ess = (float(np.max(np.asarray(f, float))) for f in (summary["r_hat"], summary["ess_bulk"]))
+    r_hat, ess = float(summary["r_hat"].astype(float).max()), float(summary["ess_bulk"].astype(float).min())
     if r_hat < 1.05:
         print(f"R-hat is at most {r_hat:.2f}: the chains mix")
     else:
@@ -123,7 +124,7 @@ def draw(fitted, log_z, data, samples):
     axes.scatter(*place(data), s=0.3, color="white", alpha=0.35, linewidths=0, label="cities")
     few = samples[np.random.default_rng(0).choice(len(samples), 1_500, replace=False)]
     axes.scatter(*place(few), s=2.5, color="deepskyblue", linewidths=0, label="MALA chains")
-    axes.legend(loc="lower right", markerscale=4, labelcolor="black")
+    axes.legend(loc="lower right", markerscale=4, facecolor="dimgray", labelcolor="white")
     axes.set_xticklabels([])
     axes.set_title("An F1 energy of the world's cities")
     figure.savefig("quickstart.png", dpi=150)
