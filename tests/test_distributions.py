@@ -116,6 +116,8 @@ def test_shapes_of_expand_to_event_and_batches():  # case A5
         (lambda: ebm.EnergyBased(f1(d=3), NORMAL3).log_prob(jnp.ones(4)), ValueError, r"event shape \(3,\)"),
         (lambda: ebm.EnergyBased(f1(d=3), NORMAL3).log_prob(1.0), ValueError, r"event shape \(3,\)"),
         (lambda: ebm.SphereUniform(1), ValueError, "at least 2"),
+        (lambda: ebm.EnergyBased(f1(d=3), dist.Normal(0, 1).expand([3])), ValueError, r"\.to_event\(\)"),
+        (lambda: ebm.EnergyBased(f1(d=3), dist.Normal(0, 1)), ValueError, r"\.to_event\(\)"),
         (lambda: ebm.EnergyBased(f1(d=2), ebm.SphereUniform(3)), ValueError, "features have dimension 2"),
         (lambda: ebm.EnergyBased(lambda x: x, FLAT, log_normalizer="a"), ValueError, "log_normalizer must be finite"),
         (

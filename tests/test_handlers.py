@@ -263,6 +263,34 @@ def test_data_are_checked_as_a_whole_under_subsampling(key):
         ebm.DualSGDA(model, step_size=0.1, num_chains=5).run(random.key(key), 3, x, progress_bar=False)
 
 
+@pytest.mark.parametrize("way", ["estimate", "dual"])
+def test_missing_rows_may_hold_anything_under_a_mask(way):
+    x = X.at[:3].set(jnp.nan)
+
+    def model(x):
+        theta = numpyro.param("theta", 1.0)
+        with numpyro.plate("data", 40), numpyro.handlers.mask(mask=~jnp.isnan(x)):
+            numpyro.sample("x", ebm.EnergyBased(lambda x: theta * x**2, dist.Normal(0, 1)), obs=x)
+
+    if way == "dual":
+        result = ebm.DualSGDA(model, step_size=0.1, num_chains=50, restart_prob=0.5).run(
+            random.key(0), 20, x, progress_bar=False
+        )
+    else:
+        result = make(fn=ebm.estimate(model, CD)).run(random.key(0), 20, x, progress_bar=False)
+    assert jnp.isfinite(result.params["theta"])
+
+
+def test_missing_rows_outside_of_a_mask_are_refused():
+    def model(x):
+        theta = numpyro.param("theta", 1.0)
+        with numpyro.plate("data", 40), numpyro.handlers.mask(mask=jnp.arange(40) != 3):
+            numpyro.sample("x", ebm.EnergyBased(lambda x: theta * x**2, dist.Normal(0, 1)), obs=x)
+
+    with pytest.raises(ValueError, match="nan at row 7"):
+        make(fn=ebm.estimate(model, CD)).init(random.key(0), X.at[jnp.array([3, 7])].set(jnp.nan))
+
+
 def learned_bound(x):
     high = numpyro.param("high", 5.0)
     with numpyro.plate("data", 40):

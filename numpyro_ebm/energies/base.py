@@ -106,13 +106,20 @@ class CallableEnergy(Energy):
         return energy
 
 
+def _misfit(event_shape, batch_shape):
+    return (
+        f"the energy does not fit events of shape {tuple(event_shape)} in a batch of shape {tuple(batch_shape)}: give it the "
+        "dimension of the base's events, and make dimensions of the base into event dimensions by .to_event()"
+    )
+
+
 def _is_array(leaf):
     # tree transformations also put placeholders in the place of arrays: only callables and
     # text are known not to be numbers
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int | complex)
 
 
-def as_energy(energy: Any, event_shape: tuple[int, ...] = (), batch_shape: tuple[int, ...] = ()) -> Energy:
+def as_energy(energy: Any, event_shape: tuple[int, ...] | None = None, batch_shape: tuple[int, ...] = ()) -> Energy:
     """Turn a callable into an :class:`Energy`.
 
     A :class:`Energy` is returned as it is. A callable (function, ``functools.partial`` as
@@ -126,7 +133,7 @@ def as_energy(energy: Any, event_shape: tuple[int, ...] = (), batch_shape: tuple
         Callable that maps an event of shape `event_shape` to shape ``()`` or ``(1,)``, or,
         broadcasting, an array ``(..., *batch, *event_shape)`` to ``(..., *batch)``.
     event_shape
-        Shape of one event.
+        Shape of one event; an `Energy` is checked against it, a callable is mapped over ``()`` by default.
     batch_shape
         Batch shape that is known beforehand, from the base, say.
 
@@ -144,11 +151,18 @@ def as_energy(energy: Any, event_shape: tuple[int, ...] = (), batch_shape: tuple
     >>> energy(jnp.ones((5, 3))).shape
     (5,)
     """
-    event = jax.ShapeDtypeStruct((*batch_shape, *event_shape), jnp.result_type(float))
     if isinstance(energy, Energy):
-        if event_shape:
-            jax.eval_shape(energy, event)  # raises where the dimensions do not fit
+        if event_shape is None:
+            return energy
+        event = jax.ShapeDtypeStruct((*batch_shape, *event_shape), jnp.result_type(float))
+        try:
+            fits = jax.eval_shape(energy, event).shape == jnp.broadcast_shapes(batch_shape, energy.batch_shape)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{_misfit(event_shape, batch_shape)} ({error})") from error
+        if not fits:
+            raise ValueError(_misfit(event_shape, batch_shape))
         return energy
+    event_shape = () if event_shape is None else event_shape
     if not callable(energy):
         raise TypeError(f"energy must be callable, got {type(energy).__name__}")
     if isinstance(energy, functools.partial) and not isinstance(energy, Partial):

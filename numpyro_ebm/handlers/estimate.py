@@ -13,6 +13,7 @@ from numpyro.infer.autoguide import AutoGuide, AutoLaplaceApproximation
 from numpyro.primitives import Messenger, mutable
 
 from numpyro_ebm.distributions import (
+    EnergyBased,
     IntractableNormalizerError,
     caller_variables,
     guard,
@@ -57,13 +58,23 @@ class WholeData(Messenger):
         super().__enter__()
         return self
 
+    def __exit__(self, *exc_info):
+        super().__exit__(*exc_info)
+        self._subsampled = []  # no tracer outlives the model's run
+
     def process_message(self, msg):
         if msg["type"] == "subsample":
             self._subsampled.append((msg, msg["value"]))
 
-    def whole(self, value: Any) -> Any:
-        """The array that `value` is a subsample of; `value` itself where it is none."""
-        return next((whole for msg, whole in self._subsampled if msg["value"] is value), value)
+    def to_check(self, msg: dict, distribution: EnergyBased) -> Any:
+        """Observations of a site as they are checked: all that a subsample is of, without what masks hide."""
+        value = msg["value"]
+        mask = unmasked(msg["fn"], site_batch_shape(msg))
+        if mask is None:
+            return next((whole for subsample, whole in self._subsampled if subsample["value"] is value), value)
+        value = jnp.broadcast_to(value, mask.shape + distribution.event_shape)
+        hidden = jnp.reshape(~mask, mask.shape + (1,) * distribution.event_dim)
+        return jnp.where(hidden, distribution.support.feasible_like(value), value)
 
 
 class estimate(WholeData):
@@ -165,7 +176,7 @@ class estimate(WholeData):
         guard(bounds, IntractableNormalizerError(error))
         observations = None
         if msg["is_observed"]:
-            validate_observations(msg["name"], distribution, self.whole(msg["value"]))
+            validate_observations(msg["name"], distribution, self.to_check(msg, distribution))
             observations = _observations(msg, distribution)
 
         name = f"{msg['name']}$chains"
@@ -192,7 +203,8 @@ class estimate(WholeData):
         """Chains of a batch of energies belong to observations, which a subsampled plate exchanges."""
         for frame in msg["cond_indep_stack"]:
             size, subsample_size = self._plates.get(frame.name, (frame.size, None))
-            if -frame.dim <= len(distribution.batch_shape) and subsample_size not in (None, size):
+            own = distribution.batch_shape
+            if -frame.dim <= len(own) and own[frame.dim] > 1 and subsample_size not in (None, size):
                 raise NotImplementedError(
                     f"site {msg['name']!r}: the energy has batch shape {distribution.batch_shape} inside the subsampled "
                     f"plate {frame.name!r}; chains that follow their observations under subsampling are not supported"

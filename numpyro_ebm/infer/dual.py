@@ -1,6 +1,7 @@
 """Dual training by stochastic gradient descent-ascent: particles and neurons move together."""
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax import lax, random
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.gibbs import prototype_trace
+from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.svi import SVIRunResult, SVIState
 from tqdm.auto import tqdm
 
@@ -82,14 +84,16 @@ class DualSGDA(SVI):
         Moves per update; smaller moves are less biased (unadjusted) or more often accepted.
     restart_prob
         Probability that a particle restarts at a random observation before it moves. Between
-        maximum likelihood at 0 and score matching at 1.
+        maximum likelihood at 0 and score matching at 1. Restarts slow the parameters down, by about
+        ``step_size / (2 * restart_prob)``: raise `timescale` to compensate.
     kernel
         Function of the step size that returns a kernel: :func:`numpyro_ebm.kernels.mala` (default),
         :func:`numpyro_ebm.kernels.ula`, ``kernels.sphere.projected`` (the published move); or a kernel,
         whose own step size is then used.
     optim
         An optax optimiser of all parameters but those of F1 energies, on SVI's loss. By default
-        they descend the loss per observation by ``timescale * step_size``, as neurons do.
+        they descend the loss per observation by ``timescale * step_size``, as neurons do; a deep
+        network wants an optimiser of its own, such as ``optax.adam(1e-3)``.
 
     Raises
     ------
@@ -139,11 +143,15 @@ class DualSGDA(SVI):
         for label, program in (("model", model), ("guide", _no_guide if guide is None else guide)):
             if not callable(program):
                 raise TypeError(f"{label} must be callable, got {type(program).__name__}")
+            if isinstance(program, estimate):
+                raise TypeError(f"DualSGDA estimates by itself: give it the bare {label}, without estimate")
         if not callable(step_size):
             check_positive("step_size", step_size)
         check_positive("timescale", timescale)
         check_size("num_chains", num_chains)
         check_size("num_substeps", num_substeps)
+        if isinstance(kernel, MCMCKernel) or (isinstance(kernel, type) and issubclass(kernel, MCMCKernel)):
+            raise TypeError("kernel is one of MCMC's: give a kernel of particles, such as numpyro_ebm.kernels.mala")
         if kernel is not None and not (hasattr(kernel, "step") or callable(kernel)):
             raise TypeError(f"kernel must be a kernel or a function of the step size, got {kernel!r}")
         if optim is not None and not isinstance(optim, optax.GradientTransformation):
@@ -191,6 +199,11 @@ class DualSGDA(SVI):
         state, observed = self._call("init", traced_init, (rng_key, init_params, *args), kwargs)
         for name, (value, inside) in observed.items():
             refuse_faults(name, value, inside, self._supports[name])
+        if not jax.tree.leaves(self.optim.get_params(state.optim_state)):
+            raise ValueError(
+                f"sites {sorted(observed)} have nothing to train: declare parameters by f1_energy, numpyro.param, or NumPyro's "
+                "flax_module, nnx_module or eqx_module around a network"
+            )
         return state
 
     def _inspect(self, args, kwargs):
@@ -241,7 +254,9 @@ class DualSGDA(SVI):
         check_size("num_steps", num_steps)
         # also where a state is given: init looks at the data
         state = self.init(rng_key, *args, init_params=init_params, **kwargs)
-        state = state if init_state is None else init_state
+        if init_state is not None:
+            _check_fits(init_state, state)
+            state = init_state
         step = self.stable_update if stable_update else self.update
 
         def chunk(state, length, *args, **kwargs):
@@ -276,6 +291,13 @@ class DualSGDA(SVI):
                 bar.set_postfix_str(self._progress(state, chunk_losses), refresh=False)
                 # look twice a second, but not more often than every update
                 length = min(max(int(length * 0.5 / (time.perf_counter() - began)), 1), _MAX_CHUNK)
+        acceptance = self._acceptance(state)
+        if acceptance < 0.01:
+            warnings.warn(
+                f"particles hardly move: {acceptance:.1%} of their last moves were accepted, so that the fit is wrong. Take a "
+                "smaller step_size, or more num_substeps",
+                stacklevel=2,
+            )
         return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
 
     def _raise_divergence(self, advance, state, done, losses):
@@ -293,11 +315,15 @@ class DualSGDA(SVI):
             result,
         )
 
+    def _pools(self, state):
+        return [holder["state"] for name, holder in state.mutable_state.items() if name.endswith("$chains")]
+
+    def _acceptance(self, state):
+        return min(float(pool.acceptance_rate) for pool in self._pools(state))
+
     def _progress(self, state, losses):
-        pools = [holder["state"] for name, holder in state.mutable_state.items() if name.endswith("$chains")]
-        acceptance = np.mean([float(pool.acceptance_rate) for pool in pools])
-        restarts = sum(int(pool.num_nonfinite) for pool in pools)
-        return f"loss {np.mean(losses):.4g}, acceptance {acceptance:.2f}, non-finite restarts {restarts}"
+        restarts = sum(int(pool.num_nonfinite) for pool in self._pools(state))
+        return f"loss {np.mean(losses):.4g}, acceptance {self._acceptance(state):.2f}, non-finite restarts {restarts}"
 
     def _call(self, key, fn, args, kwargs):
         """Call `fn` compiled: its arrays are arguments, everything else is static."""
@@ -330,6 +356,22 @@ class DualSGDA(SVI):
     def __setstate__(self, state):
         self.__dict__.update(state)
         self.optim = self._make_optim()
+
+
+def _check_fits(init_state, state):
+    """Raise unless a state to go on from is one of this trainer, for these data."""
+    if not isinstance(init_state, SVIState):
+        raise TypeError(f"init_state must be an SVIState, such as result.state, got {type(init_state).__name__}")
+    found, expected = (
+        [(jax.tree_util.keystr(path), jnp.shape(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+        for tree in (init_state[:2], state[:2])
+    )
+    differences = [f"{e[0]} of shape {e[1]}" for e in expected if e not in found]
+    differences = differences or [f"{f[0]} of shape {f[1]}" for f in found if f not in expected]
+    if differences:
+        raise ValueError(
+            f"init_state is of another model, optim, step_size schedule or num_chains: it differs at {differences[0]}"
+        )
 
 
 def _is_array(leaf):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 from numpyro import handlers
-from numpyro.distributions import biject_to
+from numpyro.distributions import Distribution, biject_to
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG, prototype_trace, subsample_plate_sizes
 from numpyro.infer.hmc_util import dual_averaging
 from numpyro.infer.mcmc import MCMCKernel
@@ -77,6 +77,10 @@ class LangevinMCMC(MCMCKernel):
     def __init__(self, model, potential_fn, step_size, init_strategy):
         if (model is None) == (potential_fn is None):
             raise ValueError("give either model or potential_fn, and not both")
+        if isinstance(model, Distribution):
+            raise TypeError(
+                'model must be a function: wrap the distribution, as in lambda: numpyro.sample("x", distribution)'
+            )
         if not callable(potential_fn if model is None else model):
             raise TypeError(
                 f"model must be callable, got {model!r}" if potential_fn is None else "potential_fn must be callable"

@@ -116,7 +116,9 @@ class Record(WholeData):
         mask = unmasked(fn, batch_shape)
         weight = jnp.broadcast_to(scale if mask is None else scale * mask, batch_shape)
         beta = jnp.mean(jnp.asarray(distribution.inverse_temperature, jnp.result_type(float)))
-        self.sites[msg["name"]] = Site(distribution, self.whole(msg["value"]), jnp.sum(weight), beta)
+        self.sites[msg["name"]] = Site(
+            distribution, self.to_check(msg | {"fn": fn}, distribution), jnp.sum(weight), beta
+        )
 
 
 def _estimated(fn):

@@ -341,6 +341,68 @@ def test_training_goes_on_after_a_round_trip_in_pickle():  # case A14
     jax.tree.map(np.testing.assert_array_equal, update.mutable_state, dual.update(state, X)[0].mutable_state)
 
 
+def test_a_trainer_round_trips_in_pickle_after_a_run_on_subsamples():
+    dual = make(subsampled_model)
+    expected = dual.run(random.key(0), 5, X, progress_bar=False).losses
+    np.testing.assert_array_equal(
+        pickle.loads(pickle.dumps(dual)).run(random.key(0), 5, X, progress_bar=False).losses, expected
+    )
+
+
+def subsampled_model(x):
+    energy = ebm.f1_energy("energy", dim=3, num_neurons=8, radius=RADIUS)
+    with numpyro.plate("data", 60, subsample_size=20):
+        numpyro.sample("x", ebm.EnergyBased(energy, ebm.SphereUniform(3)), obs=numpyro.subsample(x, event_dim=1))
+
+
+def test_states_of_another_trainer_are_refused():
+    state = make().run(random.key(0), 5, X, progress_bar=False).state
+    for other in (
+        make(num_chains=20),
+        make(optim=optax.adam(1e-3), model=lambda x: (numpyro.param("a", 1.0), model(x))),
+    ):
+        with pytest.raises(ValueError, match="init_state is of another model"):
+            other.run(random.key(0), 5, X, progress_bar=False, init_state=state)
+    with pytest.raises(TypeError, match="init_state must be an SVIState"):
+        make().run(random.key(0), 5, X, progress_bar=False, init_state=(state,))
+
+
+def test_particles_that_do_not_move_are_reported():
+    def steep(x):
+        scale = numpyro.param("scale", 1e6)
+        with numpyro.plate("data", 60):
+            numpyro.sample("x", ebm.EnergyBased(lambda x: scale * x[2] ** 2, ebm.SphereUniform(3)), obs=x)
+
+    dual = make(steep, step_size=1.0, timescale=1e-9)
+    with pytest.warns(UserWarning, match="particles hardly move"):
+        dual.run(random.key(0), 5, X, progress_bar=False)
+
+
+def test_a_network_that_was_not_declared_is_refused():
+    def model(x):
+        with numpyro.plate("data", 60):
+            numpyro.sample("x", ebm.EnergyBased(lambda x: x[2], ebm.SphereUniform(3)), obs=x)
+
+    with pytest.raises(ValueError, match=r"\['x'\] have nothing to train.*nnx_module"):
+        make(model).run(random.key(0), 5, X, progress_bar=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kernel": ebm.MALA}, "kernel is one of MCMC's"),
+        ({"kernel": 3}, "kernel must be a kernel or a function"),
+        ({"guide": 3}, "guide must be callable"),
+        ({"model": 3}, "model must be callable"),
+        ({"optim": 3}, "optim must be an optax"),
+        ({"model": ebm.estimate(model, lambda site: None)}, "DualSGDA estimates by itself"),
+    ],
+)
+def test_types_are_checked(change, message):
+    with pytest.raises(TypeError, match=message):
+        make(**change)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_double_precision(dtype):  # case A17
     with jax.enable_x64(True):

@@ -360,6 +360,11 @@ def test_a_kernel_round_trips_in_pickle():
     np.testing.assert_array_equal(run(pickle.loads(pickle.dumps(kernel))).get_samples()["x"], expected)
 
 
+def test_a_distribution_is_no_model():
+    with pytest.raises(TypeError, match="wrap the distribution"):
+        ebm.MALA(VMF)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
