@@ -19,7 +19,7 @@ from numpyro.distributions.util import validate_sample
 from numpyro.util import not_jax_tracer
 
 from numpyro_ebm.distributions.sphere import Ambient, is_sphere
-from numpyro_ebm.energies import as_energy
+from numpyro_ebm.energies import as_energy, as_float
 
 
 class IntractableNormalizerError(RuntimeError):
@@ -175,9 +175,7 @@ class EnergyBased(dist.Distribution):
         ValueError
             If the trailing dimensions of `value` are not the event shape.
         """
-        value = jnp.asarray(value)
-        if not jnp.issubdtype(value.dtype, jnp.inexact):
-            value = value.astype(jnp.result_type(float))
+        value = as_float(value)
         if value.shape[value.ndim - self.event_dim :] != self.event_shape or value.ndim < self.event_dim:
             raise ValueError(f"x has shape {value.shape}, which does not end in the event shape {self.event_shape}")
         if _is_unbounded(self.support):
@@ -234,9 +232,7 @@ class EnergyBased(dist.Distribution):
         jax.Array
             The shape of `value`; on a sphere the gradient in the ambient space.
         """
-        value = jnp.asarray(value)
-        if not jnp.issubdtype(value.dtype, jnp.inexact):
-            value = value.astype(jnp.result_type(float))
+        value = as_float(value)
         density, pullback = jax.vjp(self.unnormalized_log_prob, value)
         return pullback(jnp.ones_like(density))[0]
 

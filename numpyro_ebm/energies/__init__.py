@@ -1,6 +1,6 @@
 """What is learned."""
 
-from numpyro_ebm.energies.arguments import check_positive, check_probability, check_size
+from numpyro_ebm.energies.arguments import as_float, check_positive, check_probability, check_size
 from numpyro_ebm.energies.base import CallableEnergy, Energy, as_energy
 from numpyro_ebm.energies.shallow import MAX_MEAN_WEIGHT, F1Energy, f1_energy
 
@@ -10,6 +10,7 @@ __all__ = [
     "Energy",
     "F1Energy",
     "as_energy",
+    "as_float",
     "check_positive",
     "check_probability",
     "check_size",

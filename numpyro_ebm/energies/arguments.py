@@ -1,11 +1,13 @@
-"""Numbers among arguments: checked once, in the same words everywhere."""
+"""Numbers among arguments: checked and converted once, in the same words everywhere."""
 
 import math
 import numbers
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 
 def check_positive(name: str, value: Any) -> None:
@@ -28,3 +30,9 @@ def check_probability(name: str, value: Any) -> None:
     """Raise `ValueError` unless `value` is a number from 0 to 1."""
     if isinstance(value, bool) or not (isinstance(value, numbers.Real) and 0 <= float(value) <= 1):
         raise ValueError(f"{name} must be a probability, from 0 to 1, got {value!r}")
+
+
+def as_float(x: ArrayLike) -> jax.Array:
+    """`x` as it is where it is of a floating type, else of JAX's default one."""
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))

@@ -21,6 +21,7 @@ from numpyro_ebm.distributions import (
     unwrap,
     validate_observations,
 )
+from numpyro_ebm.energies import as_float
 from numpyro_ebm.pool import Observations
 
 
@@ -243,9 +244,7 @@ def _inside_svi():
 
 def _observations(msg, distribution):
     """The site's observations as rows, whose masked ones have weight 0."""
-    value = jnp.asarray(msg["value"])
-    if not jnp.issubdtype(value.dtype, jnp.inexact):
-        value = value.astype(jnp.result_type(float))
+    value = as_float(msg["value"])
     batch_shape = site_batch_shape(msg)
     value = jnp.broadcast_to(value, batch_shape + distribution.event_shape)
     # dimensions left of the energy's own, and those in which it has one element for many observations

@@ -10,7 +10,7 @@ from blackjax.mcmc.diffusions import DiffusionState, overdamped_langevin
 from jax import random
 from jax.typing import ArrayLike
 
-from numpyro_ebm.energies import check_positive
+from numpyro_ebm.energies import as_float, check_positive
 
 
 class LangevinState(NamedTuple):
@@ -233,12 +233,6 @@ def mala(step_size: ArrayLike | Callable) -> AdjustedLangevin:
     (5,)
     """
     return AdjustedLangevin(step_size)
-
-
-def as_float(x: ArrayLike) -> jax.Array:
-    """`x` as it is where it is of a floating type, else of JAX's default one."""
-    x = jnp.asarray(x)
-    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))
 
 
 def select(condition: jax.Array, new: LangevinState, old: LangevinState) -> LangevinState:

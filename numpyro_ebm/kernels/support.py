@@ -10,7 +10,8 @@ from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 
 from numpyro_ebm.distributions import is_sphere
-from numpyro_ebm.kernels.langevin import EUCLIDEAN, Langevin, LangevinInfo, LangevinState, as_float
+from numpyro_ebm.energies import as_float
+from numpyro_ebm.kernels.langevin import EUCLIDEAN, Langevin, LangevinInfo, LangevinState
 from numpyro_ebm.kernels.sphere import SPHERE
 
 
