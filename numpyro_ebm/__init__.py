@@ -2,10 +2,11 @@
 
 from numpyro_ebm import kernels
 from numpyro_ebm.distributions import EnergyBased, IntractableNormalizerError, SphereUniform
-from numpyro_ebm.energies import Energy, F1Energy, as_energy, f1_energy
-from numpyro_ebm.estimators import ContrastiveDivergence
+from numpyro_ebm.energies import Energy, F1Energy, F2Energy, as_energy, f1_energy, f2_energy
+from numpyro_ebm.estimators import ContrastiveDivergence, Quadrature, ScoreMatching, SoftmaxContrastive
 from numpyro_ebm.handlers import check_model, estimate, fitted_distribution
 from numpyro_ebm.infer import MALA, ULA, DivergenceError, DualSGDA, wasserstein_fisher_rao
+from numpyro_ebm.joint import JointEnergy, mutual_information
 from numpyro_ebm.pool import ChainPool
 
 __all__ = [
@@ -18,13 +19,20 @@ __all__ = [
     "Energy",
     "EnergyBased",
     "F1Energy",
+    "F2Energy",
     "IntractableNormalizerError",
+    "JointEnergy",
+    "Quadrature",
+    "ScoreMatching",
+    "SoftmaxContrastive",
     "SphereUniform",
     "as_energy",
     "check_model",
     "estimate",
     "f1_energy",
+    "f2_energy",
     "fitted_distribution",
     "kernels",
+    "mutual_information",
     "wasserstein_fisher_rao",
 ]

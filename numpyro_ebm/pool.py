@@ -2,17 +2,24 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import lax, random
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import AffineTransform
 
-from numpyro_ebm.distributions import EnergyBased, detached
+from numpyro_ebm.distributions import EnergyBased, detached, is_sphere
 from numpyro_ebm.energies import check_probability, check_size
-from numpyro_ebm.kernels import Langevin, on_support
+from numpyro_ebm.kernels import Langevin, Transformed, mala, on_support
+
+TARGET_ACCEPTANCE = 0.574  # optimal for MALA in high dimensions (Roberts and Rosenthal 1998)
+_FIRST_STEP_SIZE = 0.1
+_LONGEST_STEP_SIZE = 10.0
+_LEAST_GAIN = 0.02
 
 
 class PoolState(NamedTuple):
@@ -26,40 +33,61 @@ class PoolState(NamedTuple):
         Shape ``(pool_size, *batch_shape, *event_shape)``.
     num_moves
         Moves of each chain so far.
+    step_size
+        Of the next move, where the pool adapts it.
     acceptance_rate
         Mean over the last update's chains and moves.
+    energy_gap
+        Mean energy (times the inverse temperature) of the last update's chains less that of its
+        observations: near 0 where chains keep up with training; 0 at a latent site.
+    max_energy
+        Largest absolute energy of chains and observations so far; infinite once one was not finite.
     num_nonfinite
         Chains restarted so far because they turned non-finite.
     """
 
     position: jax.Array
     num_moves: jax.Array
+    step_size: jax.Array
     acceptance_rate: jax.Array
+    energy_gap: jax.Array
+    max_energy: jax.Array
     num_nonfinite: jax.Array
 
 
 class Observations(NamedTuple):
-    """Observations of a site, as chains restart at them.
+    """Observations of a site as rows, at which chains restart.
 
     Attributes
     ----------
     value
-        Shape ``(n, *batch_shape, *event_shape)``.
+        Shape ``(n, *batch_shape, *event_shape)``; None at a latent site.
     weight
-        Shape ``(n,)``, 0 for masked rows; None where nothing is masked.
+        Shape ``(n,)`` or ``(n, *batch_shape)``, 0 for rows that are masked or not an element's own,
+        else 1; None where all are.
+    mask
+        What the site's masks leave, of the shape of the site's batch; None where nothing is masked.
     """
 
-    value: jax.Array
+    value: Any = None
     weight: jax.Array | None = None
+    mask: jax.Array | None = None
+
+    @property
+    def is_available(self) -> jax.Array:
+        """Whether there is a row to draw, of shape ``()`` or ``batch_shape``."""
+        return jnp.asarray(True) if self.weight is None else jnp.any(self.weight > 0, axis=0)
 
     def draw(self, rng_key: jax.Array, num: int) -> jax.Array:
-        """Draw `num` rows, each with the same probability."""
+        """Draw `num` rows, each with the same probability; any rows where none is available."""
         size = self.value.shape[0]
         if self.weight is None:
-            index = random.randint(rng_key, (num,), 0, size)
-        else:
-            index = random.choice(rng_key, size, (num,), p=self.weight / jnp.sum(self.weight))
-        return self.value[index]
+            return self.value[random.randint(rng_key, (num,), 0, size)]
+        weight = jnp.where(self.is_available, self.weight, 1)
+        index = random.categorical(rng_key, jnp.log(weight), axis=0, shape=(num, *weight.shape[1:]))
+        if weight.ndim == 1:
+            return self.value[index]
+        return jnp.take_along_axis(self.value, _over_event(index, self.value), axis=0)
 
     def deal(self, rng_key: jax.Array, num: int) -> jax.Array:
         """Take `num` rows, all of them equally often as far as `num` allows."""
@@ -71,6 +99,9 @@ class Observations(NamedTuple):
         return self.value[index]
 
 
+NO_OBSERVATIONS = Observations()
+
+
 @dataclass(frozen=True)
 class ChainPool:
     """A pool of persistent chains, the model's side of a contrastive gradient.
@@ -78,7 +109,8 @@ class ChainPool:
     Parameters
     ----------
     kernel
-        From :mod:`numpyro_ebm.kernels`; moves on the support of the distribution by itself.
+        From :mod:`numpyro_ebm.kernels`; moves on the support of the distribution by itself. By
+        default MALA, whose step size the pool adapts to an acceptance of 0.574.
     pool_size
         Number of chains kept; for an energy with a batch shape, for each element of it.
     num_chains
@@ -105,8 +137,8 @@ class ChainPool:
     >>> pool = ChainPool(kernels.mala(1e-2), pool_size=512, num_steps=10)
     """
 
-    kernel: Langevin
-    pool_size: int
+    kernel: Langevin | Transformed = field(default_factory=mala)
+    pool_size: int = 256
     num_chains: int | None = None
     num_steps: int = 1
     restart_prob: float = 0.0
@@ -135,7 +167,7 @@ class ChainPool:
             raise TypeError(f"init must be None, 'data', a distribution or a function of a key, got {self.init!r}")
 
     def start(
-        self, rng_key: jax.Array, distribution: EnergyBased, observations: Observations | None = None
+        self, rng_key: jax.Array, distribution: EnergyBased, observations: Observations = NO_OBSERVATIONS
     ) -> PoolState:
         """Return a pool whose chains are at draws of `init`.
 
@@ -146,16 +178,12 @@ class ChainPool:
             at a latent site.
         """
         if isinstance(self.init, str):
-            position = self._need(observations, "init='data'").deal(rng_key, self.pool_size)
+            position = self._rows(observations, "init='data'").deal(rng_key, self.pool_size)
         else:
             position = self._draw_init(rng_key, distribution, self.pool_size)
-        dtype = jnp.result_type(float)
-        return PoolState(
-            position,
-            jnp.zeros((), jnp.int32),
-            jnp.ones((), dtype),
-            jnp.zeros((), jnp.int32),
-        )
+        zero, count = jnp.zeros((), jnp.result_type(float)), jnp.zeros((), jnp.int32)
+        step_size = _FIRST_STEP_SIZE if self.kernel.step_size is None else self._fixed_step_size(count)
+        return PoolState(position, count, zero + step_size, zero + 1, zero, zero, count)
 
     def draw(self, rng_key: jax.Array, state: PoolState) -> tuple[jax.Array | None, jax.Array]:
         """Return the indices of `num_chains` chains (None: all) and their positions."""
@@ -170,7 +198,7 @@ class ChainPool:
         state: PoolState,
         index: jax.Array | None,
         distribution: EnergyBased,
-        observations: Observations | None = None,
+        observations: Observations = NO_OBSERVATIONS,
     ) -> tuple[PoolState, jax.Array]:
         """Restart, move and write back the chains at `index`.
 
@@ -187,25 +215,21 @@ class ChainPool:
         ValueError
             If `restart_prob` is positive and there are no observations.
         """
-        key_restart, key_reinit, key_move, key_repair = random.split(rng_key, 4)
+        key_choice, key_restart, key_rechoice, key_reinit, key_move, key_repair = random.split(rng_key, 6)
         position = state.position if index is None else state.position[index]
         num, batch_shape = position.shape[0], distribution.batch_shape
         logdensity_fn = detached(distribution, position)
         position = lax.stop_gradient(position)
 
         if self.restart_prob > 0:
-            rows = self._need(observations, "restart_prob > 0")
-            position = _replace(key_restart, self.restart_prob, position, batch_shape, lambda k: rows.draw(k, num))
+            rows = self._rows(observations, "restart_prob > 0")
+            chosen = self._choose(key_choice, self.restart_prob, num, batch_shape) & rows.is_available
+            position = _where(chosen, rows.draw(key_restart, num), position)
         if self.reinit_prob > 0:
-            position = _replace(
-                key_reinit,
-                self.reinit_prob,
-                position,
-                batch_shape,
-                lambda k: self._draw_init(k, distribution, num, observations),
-            )
+            chosen = self._choose(key_rechoice, self.reinit_prob, num, batch_shape)
+            position = _where(chosen, self._draw_init(key_reinit, distribution, num, observations), position)
 
-        kernel = on_support(self.kernel, distribution.support)
+        kernel = self._moves(state, distribution)
         chains = kernel.init(position, logdensity_fn, state.num_moves)
 
         def move(chains, key):
@@ -223,26 +247,81 @@ class ChainPool:
             lost |= ~jnp.all(jnp.isfinite(leaf), axis=tuple(range(lost.ndim, leaf.ndim)))
 
         def repair(position):
-            fresh = (
-                self._draw_init(key_repair, distribution, num, observations)
-                if observations is None
-                else observations.draw(key_repair, num)
-            )
-            return jnp.where(_over_event(lost, position), lax.stop_gradient(fresh).astype(position.dtype), position)
+            if observations.value is None:
+                fresh = self._draw_init(key_repair, distribution, num)
+            else:
+                fresh = observations.draw(key_repair, num)
+            return _where(lost, fresh, position)
 
         position = lax.cond(jnp.any(lost), repair, lambda position: position, chains.position)
         position = lax.stop_gradient(position)
-        pool = PoolState(
-            position if index is None else state.position.at[index].set(position),
-            chains.num_moves,
-            acceptance_rate.astype(state.acceptance_rate.dtype),
-            state.num_nonfinite + jnp.sum(lost, dtype=jnp.int32),
+        if self.kernel.step_size is None:
+            step_size = self._adapted(state, distribution, lax.stop_gradient(acceptance_rate))
+        else:
+            step_size = self._fixed_step_size(chains.num_moves)
+        pool = state._replace(
+            position=position if index is None else state.position.at[index].set(position),
+            num_moves=chains.num_moves,
+            step_size=jnp.asarray(step_size, state.step_size.dtype),
+            acceptance_rate=lax.stop_gradient(acceptance_rate).astype(state.acceptance_rate.dtype),
+            num_nonfinite=state.num_nonfinite + jnp.sum(lost, dtype=jnp.int32),
         )
         return pool, position
 
-    def _draw_init(self, rng_key, distribution, num, observations=None):
+    def watch(
+        self, state: PoolState, distribution: EnergyBased, position: jax.Array, observations: Observations
+    ) -> PoolState:
+        """Record the energies of chains at `position` and of the observations.
+
+        They are those that a contrastive gradient computes anyway, and cost nothing in addition.
+        """
+
+        def energy(x):
+            return lax.stop_gradient(distribution.inverse_temperature * distribution.energy(x))
+
+        chains = energy(position)
+        gap, largest = jnp.zeros(()), jnp.max(jnp.abs(chains))
+        if observations.value is not None:
+            data = energy(observations.value)
+            weight = jnp.ones(()) if observations.weight is None else observations.weight
+            weight = jnp.broadcast_to(jnp.reshape(weight, weight.shape + (1,) * (data.ndim - weight.ndim)), data.shape)
+            data = jnp.where(weight > 0, data, 0)
+            gap = jnp.mean(chains) - jnp.sum(data) / jnp.maximum(jnp.sum(weight), 1)
+            largest = jnp.maximum(largest, jnp.max(jnp.abs(data)))
+        largest = jnp.where(jnp.isfinite(largest), largest, jnp.inf)
+        return state._replace(
+            energy_gap=gap.astype(state.energy_gap.dtype),
+            max_energy=jnp.maximum(state.max_energy, largest.astype(state.max_energy.dtype)),
+        )
+
+    def _moves(self, state, distribution):
+        kernel, support = self.kernel, distribution.support
+        if kernel.step_size is not None:
+            return on_support(kernel, support)
+        kernel = kernel.with_step_size(state.step_size)
+        scale = None if isinstance(kernel, Transformed) else _deviation(distribution)
+        return on_support(kernel if scale is None else Transformed(kernel, AffineTransform(0.0, scale)), support)
+
+    def _fixed_step_size(self, num_moves):
+        step_size = self.kernel.step_size
+        return step_size(num_moves) if callable(step_size) else step_size
+
+    def _adapted(self, state, distribution, acceptance_rate):
+        """A Robbins-Monro step, whose gain does not vanish: the target moves with the parameters."""
+        num_updates = state.num_moves // self.num_steps + 1
+        gain = jnp.maximum(num_updates**-0.5, _LEAST_GAIN)
+        step_size = state.step_size * jnp.exp(gain * (acceptance_rate - TARGET_ACCEPTANCE))
+        # where units are known, a longer step is of no use: on a flat density all steps are accepted
+        known = is_sphere(distribution.support) or _deviation(distribution) is not None
+        return jnp.minimum(step_size, _LONGEST_STEP_SIZE) if known else step_size
+
+    def _choose(self, rng_key, probability, num, batch_shape):
+        shape = (num, *batch_shape)
+        return jnp.ones(shape, bool) if probability == 1 else random.bernoulli(rng_key, probability, shape)
+
+    def _draw_init(self, rng_key, distribution, num, observations=NO_OBSERVATIONS):
         if isinstance(self.init, str):
-            return self._need(observations, "init='data'").draw(rng_key, num)
+            return self._rows(observations, "init='data'").draw(rng_key, num)
         shape = (num, *distribution.batch_shape, *distribution.event_shape)
         source: Callable = self.init.sample if isinstance(self.init, dist.Distribution) else self.init
         if self.init is None:
@@ -265,20 +344,30 @@ class ChainPool:
                 ) from error
         return lax.stop_gradient(jnp.reshape(draws, shape))
 
-    def _need(self, observations, option):
-        if observations is None:
+    def _rows(self, observations, option):
+        if observations.value is None:
             raise ValueError(f"ChainPool({option}) needs observations, but the site is latent")
         return observations
 
 
-def _replace(rng_key, probability, position, batch_shape, draw):
-    """Positions, each replaced by a row of `draw(key)` with the given probability."""
-    key_choice, key_draw = random.split(rng_key)
-    fresh = draw(key_draw).astype(position.dtype)
-    if probability == 1:
-        return lax.stop_gradient(fresh)
-    chosen = random.bernoulli(key_choice, probability, (position.shape[0], *batch_shape))
-    return jnp.where(_over_event(chosen, position), lax.stop_gradient(fresh), position)
+def _deviation(distribution):
+    """Standard deviations of the base, where it is on R^d and has them."""
+    support = distribution.support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    if support is not constraints.real:
+        return None
+    try:
+        deviation = jnp.sqrt(distribution.base.variance)
+    except NotImplementedError:
+        return None
+    # heavy tails have no variance
+    return lax.stop_gradient(jnp.where(jnp.isfinite(deviation) & (deviation > 0), deviation, 1))
+
+
+def _where(condition, new, position):
+    """Positions, those of `new` where `condition` holds."""
+    return jnp.where(_over_event(condition, position), lax.stop_gradient(new).astype(position.dtype), position)
 
 
 def _over_event(condition, position):

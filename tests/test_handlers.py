@@ -152,15 +152,32 @@ def test_a_site_left_alone_keeps_its_guard():
         svi.run(random.key(0), 1, X, progress_bar=False)
 
 
-def test_chains_of_a_batch_under_subsampling_are_refused():
-    def model(x):
-        theta = numpyro.param("theta", 0.1)
-        with numpyro.plate("data", 40, subsample_size=10) as index:
-            d = ebm.EnergyBased(lambda x: theta * index * x**2, dist.Normal(0, 1))
-            numpyro.sample("x", d, obs=x[index])
+def test_chains_of_a_batch_follow_their_observations_under_subsampling():
+    """Row i has the mean 100 i: its chains must be there whenever it is drawn."""
 
-    with pytest.raises(NotImplementedError, match="subsampled plate 'data'"):
-        make(fn=ebm.estimate(model, CD)).init(random.key(0), X)
+    def model(x):
+        numpyro.param("theta", 0.1)
+        with numpyro.plate("outer", 3, dim=-2), numpyro.plate("data", 40, subsample_size=10, dim=-1) as index:
+            d = ebm.EnergyBased(lambda x: x - x, dist.Normal(100.0 * index, 1.0))
+            numpyro.sample("x", d, obs=jnp.broadcast_to(x[index], (3, 10)))
+
+    still = ebm.ContrastiveDivergence(ebm.ChainPool(ebm.kernels.ula(1e-14), 4))
+    svi = make(fn=ebm.estimate(model, still))
+    state, before = svi.init(random.key(0), X), None
+    update = jax.jit(svi.update)
+    for _ in range(60):
+        state, _loss = update(state, X)
+        holder = state.mutable_state["x$chains"]
+        if before is not None:
+            # those that have started stay where they are
+            np.testing.assert_array_equal(
+                np.round(holder["state"].position[:, before["is_started"]]),
+                np.round(before["state"].position[:, before["is_started"]]),
+            )
+        before = holder
+    assert holder["is_started"].shape == (40,)
+    assert holder["is_started"].all()
+    assert np.all(np.abs(holder["state"].position - 100 * jnp.arange(40)) < 6)
 
 
 def test_log_density_scales_with_the_subsample():  # case A6

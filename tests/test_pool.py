@@ -14,6 +14,7 @@ from tests.statistics import assert_mean
 
 TARGET = ebm.EnergyBased(lambda x: x**2, dist.Normal(0, 1))
 ROWS = Observations(jnp.arange(5.0) + 100)
+SIZES = jnp.array([1e-3, 1.0, 1e4])
 TINY = kernels.ula(1e-12)  # moves that keep a chain where it was put
 
 
@@ -138,3 +139,68 @@ def test_needs_something_to_start_from():
         ebm.ChainPool(TINY, 8).start(random.key(0), flat)
     with pytest.raises(ValueError, match="needs observations"):
         ebm.ChainPool(TINY, 8, init="data").start(random.key(0), TARGET)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        ebm.EnergyBased(lambda x: 50 * jnp.sum(x**2), dist.Normal(0, 1).expand([5]).to_event(1)),
+        ebm.EnergyBased(lambda x: jnp.sum((x / SIZES) ** 2), dist.Normal(0, SIZES).to_event(1)),
+        ebm.EnergyBased(lambda x: 8 * x[2], ebm.SphereUniform(3)),
+        ebm.EnergyBased(lambda x: 30 * x, dist.Uniform(0, 1)),
+        ebm.EnergyBased(lambda x: x**2, dist.Cauchy(0, 1)),
+    ],
+    ids=["narrow", "columns of all sizes", "sphere", "interval", "no variance"],
+)
+def test_step_sizes_adapt_to_the_acceptance_of_mala(target):
+    pool = ebm.ChainPool(pool_size=100, num_steps=5)
+
+    def update(state, key):
+        state, _ = pool.advance(key, state, None, target)
+        return state, (state.acceptance_rate, state.step_size)
+
+    state = pool.start(random.key(0), target)
+    state, (rates, sizes) = jax.lax.scan(update, state, random.split(random.key(1), 400))
+    assert abs(float(rates[200:].mean()) - 0.574) < 0.02
+    assert float(jnp.std(jnp.log(sizes[200:]))) < 0.1
+
+
+def test_adapted_steps_stay_bounded_on_a_flat_density():
+    pool = ebm.ChainPool(pool_size=10)
+    flat = ebm.EnergyBased(lambda x: 0.0 * x[0], ebm.SphereUniform(3))
+    state, _ = jax.lax.scan(
+        lambda s, k: (pool.advance(k, s, None, flat)[0], None),
+        pool.start(random.key(0), flat),
+        random.split(random.key(1), 3000),
+    )
+    assert float(state.step_size) == 10
+    np.testing.assert_allclose(jnp.linalg.norm(state.position, axis=-1), 1, atol=1e-5)
+
+
+def test_a_given_step_size_is_kept():
+    state = ebm.ChainPool(kernels.mala(0.3), 10).start(random.key(0), TARGET)
+    state, _ = ebm.ChainPool(kernels.mala(0.3), 10).advance(random.key(1), state, None, TARGET)
+    assert float(state.step_size) == pytest.approx(0.3)
+
+
+def test_energies_of_chains_and_data_are_watched():
+    pool = ebm.ChainPool(TINY, 3)
+    state = pool.start(random.key(0), TARGET)
+    position = jnp.array([1.0, 2.0, 3.0])
+    rows = Observations(jnp.array([0.0, 4.0, 100.0]), jnp.array([1.0, 1.0, 0.0]))
+    state = pool.watch(state, TARGET, position, rows)
+    assert float(state.energy_gap) == pytest.approx(14 / 3 - 8)
+    assert float(state.max_energy) == 16
+    state = pool.watch(state, TARGET, position, Observations())
+    assert float(state.max_energy) == 16
+    state = pool.watch(state, TARGET, position.at[0].set(jnp.nan), rows)
+    assert float(state.max_energy) == np.inf
+
+
+def test_rows_of_each_element_are_its_own():
+    """Two elements share five rows; the second has two of them, of its own."""
+    weight = jnp.array([[1.0, 0], [1, 1], [1, 0], [1, 1], [1, 0]])
+    rows = Observations(jnp.broadcast_to(ROWS.value[:, None], (5, 2)), weight)
+    drawn = np.asarray(rows.draw(random.key(0), 500))
+    assert set(drawn[:, 0]) == {100.0, 101, 102, 103, 104}
+    assert set(drawn[:, 1]) == {101.0, 103.0}

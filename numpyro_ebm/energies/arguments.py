@@ -20,6 +20,12 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be positive and finite, got {value!r}")
 
 
+def check_nonnegative(name: str, value: Any) -> None:
+    """Raise `ValueError` unless `value` is a finite number of at least 0, or is traced by JAX."""
+    if not (isinstance(value, numbers.Real) and not isinstance(value, bool) and value == 0):
+        check_positive(name, value)
+
+
 def check_size(name: str, value: Any) -> None:
     """Raise `ValueError` unless `value` is a positive integer."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:

@@ -51,12 +51,16 @@ class _Traced:
 
 @jax.tree_util.register_pytree_node_class
 class CallableEnergy(Energy):
-    """An energy given by a callable of single events; made by :func:`as_energy`."""
+    """An energy, or a vector of them, given by a callable of single events; made by :func:`as_energy`.
 
-    def __init__(self, function, event_shape, batch_shape):
+    With an `output_shape` it maps ``(..., *event_shape)`` to ``(..., *output_shape)``.
+    """
+
+    def __init__(self, function, event_shape, batch_shape, output_shape=()):
         self.function = function
         self.event_shape = event_shape
         self.batch_shape = batch_shape
+        self.output_shape = output_shape
         self.is_stacked = False
 
     def __call__(self, x):
@@ -77,10 +81,10 @@ class CallableEnergy(Energy):
                 )
             return value
         flat = jnp.reshape(x, (-1, *self.event_shape))
-        return jnp.reshape(jax.vmap(self._single)(flat), leading)
+        return jnp.reshape(jax.vmap(self._single)(flat), (*leading, *self.output_shape))
 
     def _single(self, x):
-        return jnp.reshape(self.function(x), ())
+        return jnp.reshape(self.function(x), self.output_shape)
 
     def tree_flatten(self):
         function = self.function
@@ -94,13 +98,13 @@ class CallableEnergy(Energy):
         leaves, treedef = jax.tree.flatten(function)
         arrays = [leaf if _is_array(leaf) else None for leaf in leaves]
         static = tuple(jnp.ndim(leaf) if _is_array(leaf) else _Identity(leaf) for leaf in leaves)
-        return arrays, (treedef, static, self.event_shape, self.batch_shape)
+        return arrays, (treedef, static, self.event_shape, self.batch_shape, self.output_shape)
 
     @classmethod
     def tree_unflatten(cls, aux, arrays):
-        treedef, static, event_shape, batch_shape = aux
+        treedef, static, *shapes = aux
         leaves = [s.value if isinstance(s, _Identity) else a for a, s in zip(arrays, static, strict=True)]
-        energy = cls(jax.tree.unflatten(treedef, leaves), event_shape, batch_shape)
+        energy = cls(jax.tree.unflatten(treedef, leaves), *shapes)
         ndims = [(jnp.ndim(a), s) for a, s in zip(arrays, static, strict=True) if _is_array(a)]
         energy.is_stacked = any(ndim > s for ndim, s in ndims)
         return energy
@@ -117,6 +121,13 @@ def _is_array(leaf):
     # tree transformations also put placeholders in the place of arrays: only callables and
     # text are known not to be numbers
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int | complex)
+
+
+def visible(function: Any) -> Any:
+    """`function`, its arrays visible to JAX where it is a ``functools.partial``, as NumPyro's modules are."""
+    if isinstance(function, functools.partial) and not isinstance(function, Partial):
+        return Partial(function.func, *function.args, **function.keywords)
+    return function
 
 
 def as_energy(energy: Any, event_shape: tuple[int, ...] | None = None, batch_shape: tuple[int, ...] = ()) -> Energy:
@@ -165,8 +176,7 @@ def as_energy(energy: Any, event_shape: tuple[int, ...] | None = None, batch_sha
     event_shape = () if event_shape is None else event_shape
     if not callable(energy):
         raise TypeError(f"energy must be callable, got {type(energy).__name__}")
-    if isinstance(energy, functools.partial) and not isinstance(energy, Partial):
-        energy = Partial(energy.func, *energy.args, **energy.keywords)
+    energy = visible(energy)
     event = jax.ShapeDtypeStruct(tuple(event_shape), jnp.result_type(float))
     try:
         output = jax.eval_shape(energy, event)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from jax import random
+from jax import lax, random
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
@@ -77,36 +77,15 @@ class F1Energy(Energy):
     activation: Callable | None = None
 
     def __post_init__(self):
-        fields = self.features, self.log_weights, self.signs, self.radius
-        if self.radius is None or isinstance(self.radius, str):
-            check_positive("radius", self.radius)
-        if not all(hasattr(field, "shape") or isinstance(field, float | int) for field in fields):
-            return  # a placeholder of a tree transformation
-        if not isinstance(self.power, int) or self.power < 1:
-            raise ValueError(f"power must be a positive integer, got {self.power!r}")
-        if np.ndim(self.radius) == 0:
-            check_positive("radius", self.radius)
-        elif not isinstance(self.radius, jax.core.Tracer) and not np.all(np.asarray(self.radius) > 0):
-            raise ValueError(f"radius must be positive, got {self.radius}")
-        features, weights = jnp.shape(self.features), jnp.shape(self.log_weights)
-        if len(features) < 2 or features[:-1] != weights or jnp.shape(self.signs)[-1:] != weights[-1:]:
-            raise ValueError(
-                "features, log_weights and signs must have shapes (..., m, d), (..., m) and (m,), got "
-                f"{features}, {weights} and {jnp.shape(self.signs)}"
-            )
+        arrays = {name: getattr(self, name) for name in ("features", "log_weights", "signs", "radius")}
+        can_look = _check_network(self, arrays)
         if self.activation is not None and not callable(self.activation):
             raise ValueError(f"activation must be a function, got {self.activation!r}")
-        if any(isinstance(field, jax.core.Tracer) for field in fields):
+        if not can_look:
             return
         if not np.all(np.abs(np.asarray(self.signs)) == 1):
             raise ValueError(f"signs must be +1 or -1, got {self.signs}")
-        norms = np.linalg.norm(np.asarray(self.features), axis=-1)
         mean = np.max(np.mean(np.exp(np.asarray(self.log_weights)), -1))
-        if not np.all(np.abs(norms - 1) < 1e-3):
-            raise ValueError(
-                "features must be unit vectors (divide them by their norms), got norms between "
-                f"{norms.min():.4g} and {norms.max():.4g}"
-            )
         if not mean <= 1 + 1e-3:
             raise ValueError(f"mean(exp(log_weights)) must be at most 1, got {mean:.4g}: increase the radius")
 
@@ -120,33 +99,143 @@ class F1Energy(Energy):
         return self.radius * jnp.mean(jnp.exp(jnp.asarray(self.log_weights)), -1)
 
     def __call__(self, x: jax.Array) -> Any:
-        features, log_weights = jnp.asarray(self.features), jnp.asarray(self.log_weights)
-        if self.bias:
-            x = jnp.concatenate([x, jnp.ones_like(x[..., :1])], -1)
-        if jnp.shape(x)[-1:] != features.shape[-1:]:
-            raise ValueError(
-                f"x has shape {jnp.shape(x)}{' with the appended 1' if self.bias else ''}, "
-                f"but the features have dimension {features.shape[-1]}"
-            )
-        if features.ndim == 2:
-            inner = x @ features.T
-        else:
-            inner = jnp.squeeze(features @ x[..., None], -1)
-        if self.activation is None:
-            activated = jax.nn.relu(inner) ** self.power if self.power > 1 else jax.nn.relu(inner)
-        else:
-            activated = self.activation(inner)
-        weights = jnp.asarray(self.signs) * jnp.exp(log_weights)
-        if weights.ndim == 1:
-            total = activated @ weights
-        else:
-            total = jnp.sum(activated * weights, -1)
-        return self.radius * (total / weights.shape[-1])
+        weights = jnp.asarray(self.signs) * jnp.exp(jnp.asarray(self.log_weights))
+        return self.radius * _mean_neuron(x, self.features, weights, self.power, self.bias, self.activation)
 
 
 jax.tree_util.register_dataclass(
     F1Energy, ["features", "log_weights", "signs", "radius"], ["power", "bias", "activation"]
 )
+
+
+@dataclass(frozen=True)
+class F2Energy(Energy):
+    r"""Energy in a ball of the space F2: a network of `m` neurons of fixed, random features.
+
+    .. math:: f(x) = \frac{1}{m} \sum_{j=1}^m w_j \max(\langle x, \theta_j \rangle, 0)^k, \quad
+        \Big(\frac{1}{m} \sum_j w_j^2\Big)^{1/2} \leq R
+
+    The kernel (or "lazy") regime: as m grows, a ball of the reproducing-kernel Hilbert space of these
+    features, in which only the weights are learned.
+
+    Parameters
+    ----------
+    features
+        Unit vectors :math:`\theta_j`, shape ``(*batch, m, d)``; ``(*batch, m, d + 1)`` with `bias`.
+    weights
+        :math:`w_j`, shape ``(*batch, m)``.
+    radius
+        :math:`R > 0`, scalar or of shape `batch`.
+    power, bias
+        As in :class:`F1Energy`.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, the radius is not positive, a feature is off the unit sphere, or
+        the weights are outside of the ball (values are checked outside `jax.jit`).
+
+    References
+    ----------
+    Bach (2017), Breaking the curse of dimensionality with convex neural networks.
+    Domingo-Enrich et al. (2022), Dual training of energy-based models with overparametrized
+    shallow neural networks, appendix C.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> energy = F2Energy(jnp.eye(3), jnp.array([1.0, 2.0, -1.0]), radius=2.0)
+    >>> round(float(energy(jnp.array([1.0, 2.0, 3.0]))), 4)
+    0.6667
+    >>> round(float(energy.norm), 4)
+    1.4142
+    """
+
+    features: ArrayLike
+    weights: ArrayLike
+    radius: ArrayLike
+    power: int = 1
+    bias: bool = False
+
+    def __post_init__(self):
+        if not _check_network(self, {"features": self.features, "weights": self.weights, "radius": self.radius}):
+            return
+        norm = np.max(np.sqrt(np.mean(np.asarray(self.weights) ** 2, -1)) / np.asarray(self.radius))
+        if not norm <= 1 + 1e-3:
+            raise ValueError(f"the L2 norm of weights must be at most the radius, got {norm:.4g} times the radius")
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return jnp.broadcast_shapes(jnp.shape(self.weights)[:-1], jnp.shape(self.radius))
+
+    @property
+    def norm(self) -> Any:
+        """F2 norm of this representation, ``sqrt(mean(weights ** 2))``."""
+        return jnp.sqrt(jnp.mean(jnp.asarray(self.weights) ** 2, -1))
+
+    def __call__(self, x: jax.Array) -> Any:
+        return _mean_neuron(x, self.features, jnp.asarray(self.weights), self.power, self.bias, None)
+
+
+jax.tree_util.register_dataclass(F2Energy, ["features", "weights", "radius"], ["power", "bias"])
+
+
+def _check_network(energy, arrays):
+    """Check what F1 and F2 energies have in common; whether the arrays' values can be looked at too."""
+    radius, power = energy.radius, energy.power
+    if radius is None or isinstance(radius, str):
+        check_positive("radius", radius)
+    if not all(hasattr(array, "shape") or isinstance(array, float | int) for array in arrays.values()):
+        return False  # a placeholder of a tree transformation
+    if not isinstance(power, int) or power < 1:
+        raise ValueError(f"power must be a positive integer, got {power!r}")
+    if np.ndim(radius) == 0:
+        check_positive("radius", radius)
+    elif not isinstance(radius, jax.core.Tracer) and not np.all(np.asarray(radius) > 0):
+        raise ValueError(f"radius must be positive, got {radius}")
+    names = [name for name in arrays if name != "radius"]
+    shapes = [jnp.shape(arrays[name]) for name in names]
+    fits = len(shapes[0]) >= 2 and shapes[0][:-1] == shapes[1] and all(s[-1:] == shapes[1][-1:] for s in shapes[2:])
+    if not fits:
+        expected = ["(..., m, d)", "(..., m)", "(m,)"][: len(names)]
+        raise ValueError(
+            f"{_listed(names)} must have shapes {_listed(expected)}, got {_listed([str(shape) for shape in shapes])}"
+        )
+    if any(isinstance(array, jax.core.Tracer) for array in arrays.values()):
+        return False
+    norms = np.linalg.norm(np.asarray(energy.features), axis=-1)
+    if not np.all(np.abs(norms - 1) < 1e-3):
+        raise ValueError(
+            "features must be unit vectors (divide them by their norms), got norms between "
+            f"{norms.min():.4g} and {norms.max():.4g}"
+        )
+    return True
+
+
+def _listed(words):
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _mean_neuron(x, features, weights, power, bias, activation):
+    """The weighted mean over neurons, shape ``(..., *batch)``."""
+    features = jnp.asarray(features)
+    if bias:
+        x = jnp.concatenate([x, jnp.ones_like(x[..., :1])], -1)
+    if jnp.shape(x)[-1:] != features.shape[-1:]:
+        raise ValueError(
+            f"x has shape {jnp.shape(x)}{' with the appended 1' if bias else ''}, "
+            f"but the features have dimension {features.shape[-1]}"
+        )
+    if features.ndim == 2:
+        inner = x @ features.T
+    else:
+        inner = jnp.squeeze(features @ x[..., None], -1)
+    if activation is None:
+        activated = jax.nn.relu(inner) ** power if power > 1 else jax.nn.relu(inner)
+    else:
+        activated = activation(inner)
+    total = activated @ weights if weights.ndim == 1 else jnp.sum(activated * weights, -1)
+    return total / weights.shape[-1]
 
 
 def f1_energy(
@@ -207,6 +296,58 @@ def f1_energy(
     signs = jnp.where(jnp.arange(num_neurons) % 2 == 0, 1.0, -1.0).astype(features.dtype)
     log_weights = params["log_weights"] - jnp.where(log_mean > 0, log_mean, 0)
     return F1Energy(features, log_weights, signs, radius, power, bias, activation)
+
+
+def f2_energy(
+    name: str,
+    dim: int,
+    num_neurons: int,
+    radius: ArrayLike = 1.0,
+    power: int = 1,
+    bias: bool = False,
+    seed: int = 0,
+) -> F2Energy:
+    """Declare the weights of an :class:`F2Energy` inside a NumPyro model, and return it.
+
+    The parameter site ``f"{name}$params"`` holds a dictionary of ``weights`` of shape
+    ``(num_neurons,)``, zero at first. They are brought back into the ball of the given radius as they
+    are read. Features are uniform on the sphere, and the same wherever `seed` is.
+
+    Parameters
+    ----------
+    name
+        Name of the parameter site, less ``$params``.
+    dim
+        Dimension of x.
+    num_neurons
+        Number of neurons `m`.
+    radius
+        Radius of the ball, positive.
+    power, bias
+        As in :class:`F1Energy`.
+    seed
+        Of the features.
+
+    Raises
+    ------
+    ValueError
+        If a size or the radius is not positive.
+
+    Examples
+    --------
+    >>> from numpyro import handlers
+    >>> energy = handlers.seed(f2_energy, 0)("energy", dim=3, num_neurons=8, radius=10.0)
+    >>> energy.weights.shape
+    (8,)
+    """
+    check_size("dim", dim)
+    check_size("num_neurons", num_neurons)
+    check_positive("radius", radius)
+    features = _unit(random.normal(random.key(seed), (num_neurons, dim + bias)))
+    weights = numpyro.param(f"{name}$params", lambda _: {"weights": jnp.zeros(num_neurons)})["weights"]
+    square = jnp.mean(weights**2) / (radius * MAX_MEAN_WEIGHT) ** 2
+    weights = jnp.where(square > 1, weights * lax.rsqrt(jnp.where(square > 1, square, 1)), weights)
+    return F2Energy(features, weights, radius, power, bias)
 
 
 def _unit(vectors):

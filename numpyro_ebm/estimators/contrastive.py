@@ -1,12 +1,15 @@
 """Contrastive divergence: the gradient of the log-likelihood, with chains as draws of the model."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
-from jax import random
 
 from numpyro_ebm.distributions import EnergyBased
+from numpyro_ebm.energies import check_nonnegative
+from numpyro_ebm.estimators.chains import advance, check_pool, is_joint, of_class, over_batch, start
+from numpyro_ebm.estimators.information import information
 from numpyro_ebm.pool import ChainPool, Observations, PoolState
 
 
@@ -18,24 +21,35 @@ class ContrastiveDivergence:
         \frac{1}{N} \sum_{i=1}^N \nabla (\log \tau - \beta f)(X_i)
 
     Exact in expectation where the chains are at their equilibrium. Persistent (PCD) by default,
-    CD-k with ``restart_prob=1`` in the pool.
+    CD-k with ``restart_prob=1`` in the pool; the replay buffer of JEM with `reinit_prob`, more chains
+    in the pool than are drawn from it, and a kernel ``ula(step_size, temperature)``.
 
     Parameters
     ----------
     pool
-        The chains.
+        The chains. By default 256 MALA chains of an adapted step size, which make ten moves per update.
     simultaneous
         Take the gradient at the positions before the move, as paper A's Algorithm 1 does, instead
         of after it. One gradient evaluation less per update; not for energies that depend on a
         latent variable, whose chains must have moved at its present value.
+    target
+        For p(x|y) of a :class:`~numpyro_ebm.JointEnergy`, what the chains sample: ``"marginal"``,
+        p(x), each chain then weighted by the softmax of log p(y|x) over the chains; or
+        ``"conditional"``, p(x|y), as many chains for each class as the pool holds. It makes no
+        difference elsewhere.
+    mutual_information
+        Weight of the mutual information of x and its class under the model, which is added to the
+        log-likelihood of each observation (paper B, eq. 13). For joint energies, with chains of p(x).
 
     Raises
     ------
-    TypeError
-        If `pool` is not a :class:`~numpyro_ebm.ChainPool`.
+    TypeError, ValueError
+        If `pool` is not a :class:`~numpyro_ebm.ChainPool`, or another argument out of its range.
 
     Notes
     -----
+    Unbiased for chains at equilibrium; with the marginal's chains for p(x|y), consistent: the weights
+    leave a bias of the order of one over the number of chains.
     Costs `num_steps` + 1 gradients in x and one in the parameters per chain and update.
 
     References
@@ -49,26 +63,43 @@ class ContrastiveDivergence:
     >>> estimator = ContrastiveDivergence(ChainPool(kernels.mala(1e-2), pool_size=256, num_steps=10))
     """
 
-    pool: ChainPool
+    pool: ChainPool = field(default_factory=lambda: ChainPool(num_steps=10))
     simultaneous: bool = False
+    target: str = "marginal"
+    mutual_information: float = 0.0
 
     def __post_init__(self):
-        if not isinstance(self.pool, ChainPool):
-            raise TypeError(f"pool must be a ChainPool, got {type(self.pool).__name__}")
+        check_pool(self.pool, self.target)
+        check_nonnegative("mutual_information", self.mutual_information)
 
-    def init(self, rng_key: jax.Array, distribution: EnergyBased, observations: Observations | None) -> PoolState:
+    def init(self, rng_key: jax.Array, distribution: EnergyBased, observations: Observations) -> PoolState:
         """Return the state before the first update: the pool's starting positions."""
-        return self.pool.start(rng_key, distribution, observations)
+        return start(self.pool, self.target, rng_key, distribution, observations)
 
     def update(
-        self, rng_key: jax.Array, state: PoolState, distribution: EnergyBased, observations: Observations | None
-    ) -> tuple[jax.Array, PoolState]:
-        """Advance the chains. Returns a surrogate with the gradient of log Z, and the new state.
+        self, rng_key: jax.Array, state: PoolState, distribution: EnergyBased, observations: Observations
+    ) -> tuple[Callable, PoolState]:
+        """Advance the chains.
 
-        The surrogate has the batch shape of `distribution`.
+        Returns
+        -------
+        Callable
+            A function of observations, in the place of the log-density: it has its gradients.
+        PoolState
+            The pool with the chains moved.
         """
-        key_draw, key_move = random.split(rng_key)
-        index, position = self.pool.draw(key_draw, state)
-        state, moved = self.pool.advance(key_move, state, index, distribution, observations)
-        position = jax.lax.stop_gradient(position) if self.simultaneous else moved
-        return jnp.mean(distribution.unnormalized_log_prob(position), axis=0), state
+        chains, position, state = advance(
+            self.pool, self.target, rng_key, state, distribution, observations, self.simultaneous
+        )
+        bonus = self.mutual_information * information(chains, position) if self.mutual_information else 0.0
+        if not is_joint(distribution):
+            log_z = jnp.mean(distribution.unnormalized_log_prob(position), axis=0)
+        elif self.target == "conditional":
+            log_z = of_class(jnp.mean(chains.unnormalized_log_prob(position), axis=0), distribution)
+        else:
+            # importance weights p(x|y) / p(x): the chains are draws of p(x)
+            position = over_batch(position, distribution)
+            density = distribution.unnormalized_log_prob(position)
+            log_ratio = density - chains.unnormalized_log_prob(position)
+            log_z = jnp.sum(jax.lax.stop_gradient(jax.nn.softmax(log_ratio, axis=0)) * density, axis=0)
+        return lambda value: distribution.unnormalized_log_prob(value) - log_z + bonus, state

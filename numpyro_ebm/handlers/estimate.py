@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,18 +22,18 @@ from numpyro_ebm.distributions import (
     validate_observations,
 )
 from numpyro_ebm.energies import as_float
-from numpyro_ebm.pool import Observations
+from numpyro_ebm.joint import Classifier, ConditionalEnergy, check_labels
+from numpyro_ebm.pool import Observations, PoolState
 
 
 class Estimated(dist.Distribution):
-    """An `EnergyBased` whose log Z is replaced by a surrogate with the same gradient."""
+    """An `EnergyBased` with an estimator's objective in the place of its log-density."""
 
     arg_constraints: dict = {}
-    pytree_data_fields = ("distribution", "surrogate")
 
-    def __init__(self, distribution, surrogate):
+    def __init__(self, distribution, objective):
         self.distribution = distribution
-        self.surrogate = surrogate
+        self.objective = objective
         super().__init__(distribution.batch_shape, distribution.event_shape)
 
     @property
@@ -48,7 +48,47 @@ class Estimated(dist.Distribution):
         return self.distribution.sample(key, sample_shape)
 
     def log_prob(self, value):
-        return self.distribution.unnormalized_log_prob(value) - self.surrogate
+        return self.objective(as_float(value))
+
+
+class Followed(NamedTuple):
+    """Rows of chains that belong to observations, of which a subsampled plate takes some.
+
+    Attributes
+    ----------
+    rows
+        For each dimension of the energy's batch, which of its elements are present.
+    shape
+        The batch shape of all elements.
+    """
+
+    rows: tuple[jax.Array, ...]
+    shape: tuple[int, ...]
+
+    def spread(self, state: PoolState) -> dict:
+        """Chains of all elements, none of which has been met yet."""
+        position = state.position
+        event_shape = position.shape[1 + len(self.shape) :]
+        position = jnp.zeros((position.shape[0], *self.shape, *event_shape), position.dtype)
+        return {"state": state._replace(position=position), "is_started": jnp.zeros(self.shape, bool)}
+
+    def take(self, holder: dict, fresh: PoolState) -> PoolState:
+        """The present chains; those that are met for the first time start where `fresh` ones do."""
+        position = holder["state"].position[(slice(None), *self._mesh())]
+        started = holder["is_started"][self._mesh()]
+        started = jnp.reshape(started, started.shape + (1,) * (position.ndim - 1 - started.ndim))
+        return holder["state"]._replace(position=jnp.where(started, position, fresh.position))
+
+    def write(self, holder: dict, state: PoolState) -> dict:
+        """All chains, the present ones as in `state`."""
+        position = holder["state"].position.at[(slice(None), *self._mesh())].set(state.position)
+        return {
+            "state": state._replace(position=position),
+            "is_started": holder["is_started"].at[self._mesh()].set(True),
+        }
+
+    def _mesh(self):
+        return jnp.ix_(*self.rows)
 
 
 class WholeData(Messenger):
@@ -67,12 +107,16 @@ class WholeData(Messenger):
         if msg["type"] == "subsample":
             self._subsampled.append((msg, msg["value"]))
 
+    def whole(self, value: Any) -> Any:
+        """All that a subsample is of; any other array as it is."""
+        return next((whole for subsample, whole in self._subsampled if subsample["value"] is value), value)
+
     def to_check(self, msg: dict, distribution: EnergyBased) -> Any:
         """Observations of a site as they are checked: all that a subsample is of, without what masks hide."""
         value = msg["value"]
         mask = unmasked(msg["fn"], site_batch_shape(msg))
         if mask is None:
-            return next((whole for subsample, whole in self._subsampled if subsample["value"] is value), value)
+            return self.whole(value)
         value = jnp.broadcast_to(value, mask.shape + distribution.event_shape)
         hidden = jnp.reshape(~mask, mask.shape + (1,) * distribution.event_dim)
         return jnp.where(hidden, distribution.support.feasible_like(value), value)
@@ -143,6 +187,7 @@ class estimate(WholeData):
 
     def __exit__(self, *exc_info):
         super().__exit__(*exc_info)
+        self._plates = {}
         if exc_info[0] is not None:
             return
         if not self._seen and _inside_svi():
@@ -155,12 +200,11 @@ class estimate(WholeData):
 
     def process_message(self, msg):
         super().process_message(msg)
-        if msg["type"] == "plate":
-            self._plates[msg["name"]] = msg["args"]
         if msg["type"] != "sample":
             return
         distribution = unwrap(msg["fn"])
         if distribution is None:
+            self._check_classifier(msg)
             return
         self._seen.add(msg["name"])
         estimator = self._estimator(msg)
@@ -168,27 +212,56 @@ class estimate(WholeData):
             return
         if msg.get("_control_flow_done"):
             raise NotImplementedError(f"site {msg['name']!r}: estimate does not serve sites inside of scan or cond")
-        self._check_batch(msg, distribution)
         bounds = [b for b in jax.tree.leaves(distribution.support) if jnp.issubdtype(jnp.result_type(b), jnp.inexact)]
         error = (
             f"site {msg['name']!r}: the bounds of its support depend on a parameter or latent variable. The gradient of log Z "
             "has a term at the boundary then, which chains do not see: fix the bounds"
         )
         guard(bounds, IntractableNormalizerError(error))
-        observations = None
         if msg["is_observed"]:
             validate_observations(msg["name"], distribution, self.to_check(msg, distribution))
-            observations = _observations(msg, distribution)
+        if isinstance(distribution.energy, ConditionalEnergy):
+            labels, num_classes = self.whole(distribution.energy.labels), distribution.energy.num_classes
+            check_labels(f"site {msg['name']!r}", labels, num_classes)
+        observations = _observations(msg, distribution)
 
+        if getattr(estimator, "has_state", True):
+            objective = self._update_chains(msg, estimator, distribution, observations)
+        else:
+            # SVI carries no empty state
+            state = estimator.init(numpyro.prng_key(), distribution, observations)
+            objective, _ = estimator.update(numpyro.prng_key(), state, distribution, observations)
+        msg["fn"] = _rewrap(msg["fn"], Estimated(distribution, objective))
+
+    def postprocess_message(self, msg):
+        if msg["type"] == "plate":
+            self._plates[msg["name"]] = msg["args"][0], msg["value"]
+
+    def _update_chains(self, msg, estimator, distribution, observations):
+        """Advance the chains in SVI's mutable state. Returns the objective."""
         name = f"{msg['name']}$chains"
+        followed = self._followed(msg, distribution)
         holder = mutable(name)
         if holder is None:
             # SVI.init keeps the chains where they start, SVI.evaluate keeps none
             start = estimator.init(numpyro.prng_key(), distribution, observations)
-            mutable(name, {"state": start})
-            holder = {"state": start}
-        surrogate, holder["state"] = estimator.update(numpyro.prng_key(), holder["state"], distribution, observations)
-        msg["fn"] = _rewrap(msg["fn"], Estimated(distribution, surrogate))
+            holder = followed.spread(start) if followed else {"state": start}
+            mutable(name, dict(holder))
+        if followed:
+            state = followed.take(holder, estimator.init(numpyro.prng_key(), distribution, observations))
+        else:
+            state = holder["state"]
+        objective, state = estimator.update(numpyro.prng_key(), state, distribution, observations)
+        holder.update(followed.write(holder, state) if followed else {"state": state})
+        return objective
+
+    def _check_classifier(self, msg):
+        """Labels out of the classes would be taken for the nearest class."""
+        fn = msg["fn"]
+        while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
+            fn = fn.base_dist
+        if isinstance(fn, Classifier) and msg["is_observed"]:
+            check_labels(f"site {msg['name']!r}", self.whole(msg["value"]), fn.logits.shape[-1])
 
     def _estimator(self, msg):
         if _is_estimator(self.config):
@@ -200,16 +273,19 @@ class estimate(WholeData):
             raise TypeError(f"config returned {estimator!r} for site {msg['name']!r}, expected an estimator or None")
         return estimator
 
-    def _check_batch(self, msg, distribution):
-        """Chains of a batch of energies belong to observations, which a subsampled plate exchanges."""
+    def _followed(self, msg, distribution):
+        """Which of all chains the present batch has, where chains belong to observations of a subsampled plate."""
+        own = distribution.batch_shape
+        if isinstance(distribution.energy, ConditionalEnergy):
+            return None  # chains of p(x) or of classes
+        reinterpreted = msg["fn"].event_dim - distribution.event_dim
+        index, shape = [jnp.arange(size) for size in own], list(own)
         for frame in msg["cond_indep_stack"]:
-            size, subsample_size = self._plates.get(frame.name, (frame.size, None))
-            own = distribution.batch_shape
-            if -frame.dim <= len(own) and own[frame.dim] > 1 and subsample_size not in (None, size):
-                raise NotImplementedError(
-                    f"site {msg['name']!r}: the energy has batch shape {distribution.batch_shape} inside the subsampled "
-                    f"plate {frame.name!r}; chains that follow their observations under subsampling are not supported"
-                )
+            dim = frame.dim - reinterpreted
+            size, rows = self._plates.get(frame.name, (frame.size, None))
+            if -dim <= len(own) and own[dim] == frame.size and frame.size != size:
+                index[dim], shape[dim] = rows, size
+        return Followed(tuple(index), tuple(shape)) if tuple(shape) != own else None
 
 
 def _is_estimator(config):
@@ -244,8 +320,11 @@ def _inside_svi():
 
 def _observations(msg, distribution):
     """The site's observations as rows, whose masked ones have weight 0."""
-    value = as_float(msg["value"])
     batch_shape = site_batch_shape(msg)
+    mask = unmasked(msg["fn"], batch_shape)
+    if not msg["is_observed"]:
+        return Observations(mask=mask)
+    value = as_float(msg["value"])
     value = jnp.broadcast_to(value, batch_shape + distribution.event_shape)
     # dimensions left of the energy's own, and those in which it has one element for many observations
     own = distribution.batch_shape
@@ -253,20 +332,18 @@ def _observations(msg, distribution):
     rows = [*range(offset), *(offset + i for i, size in enumerate(own) if size != batch_shape[offset + i])]
     size = math.prod(batch_shape[i] for i in rows)
     value = jnp.moveaxis(value, rows, range(len(rows)))
-    mask = unmasked(msg["fn"], batch_shape)
-    if mask is not None and own:
-        # an element's masked rows can't be told apart from another's: a row counts where any element has it
-        mask = jnp.moveaxis(mask, rows, range(len(rows)))
-        mask = jnp.any(jnp.reshape(mask, (size, -1)), -1)
-    weight = None if mask is None else jnp.ravel(mask).astype(value.dtype)
-    return Observations(jnp.reshape(value, (size, *own, *distribution.event_shape)), weight)
+    weight = None
+    if mask is not None:
+        weight = jnp.reshape(jnp.moveaxis(mask, rows, range(len(rows))), (size, *own)).astype(value.dtype)
+    return Observations(jnp.reshape(value, (size, *own, *distribution.event_shape)), weight, mask)
 
 
 def site_batch_shape(msg: dict) -> tuple[int, ...]:
     """All dimensions of independent events at a site: plates, ``to_event`` and broadcast observations."""
     fn = msg["fn"]
     event_dim = _inner_event_dim(fn)
-    shape, observed = fn.shape(), jnp.shape(msg["value"])
+    shape = fn.shape()
+    observed = () if msg["value"] is None else jnp.shape(msg["value"])
     try:
         return jnp.broadcast_shapes(shape[: len(shape) - event_dim], observed[: len(observed) - event_dim])
     except ValueError as error:

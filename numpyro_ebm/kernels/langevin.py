@@ -1,7 +1,7 @@
-"""Langevin moves on R^d over BlackJAX, and the core that moves on other manifolds share."""
+"""Langevin moves over BlackJAX: the core that all geometries share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -73,17 +73,17 @@ EUCLIDEAN = Euclidean()
 
 @dataclass(frozen=True)
 class Langevin:
-    """An unadjusted Langevin kernel; made by :func:`ula`.
+    """An unadjusted Langevin kernel; made by :func:`~numpyro_ebm.kernels.ula`.
 
     `geometry` is a manifold, or a pytree of manifolds of the structure of the position.
     """
 
-    step_size: ArrayLike | Callable
+    step_size: ArrayLike | Callable | None
     temperature: float = 1.0
     geometry: Any = field(default=EUCLIDEAN)
 
     def __post_init__(self):
-        if not callable(self.step_size):
+        if not (self.step_size is None or callable(self.step_size)):
             check_positive("step_size", self.step_size)
         check_positive("temperature", self.temperature)
 
@@ -105,7 +105,13 @@ class Langevin:
         one = jnp.ones_like(state.logdensity)
         return proposal, LangevinInfo(one, jnp.ones_like(finite), ~finite, ~finite)
 
+    def with_step_size(self, step_size: ArrayLike) -> "Langevin":
+        """This kernel with another step size."""
+        return replace(self, step_size=step_size)
+
     def _step_size(self, state):
+        if self.step_size is None:
+            raise ValueError("this kernel has no step size: give it one, or put it into a ChainPool, which adapts it")
         return self.step_size(state.num_moves) if callable(self.step_size) else self.step_size
 
     def _manifolds(self, position):
@@ -149,7 +155,7 @@ class Langevin:
 
 @dataclass(frozen=True)
 class AdjustedLangevin(Langevin):
-    """A Metropolis-adjusted Langevin kernel; made by :func:`mala`."""
+    """A Metropolis-adjusted Langevin kernel; made by :func:`~numpyro_ebm.kernels.mala`."""
 
     def step(
         self, rng_key: jax.Array, state: LangevinState, logdensity_fn: Callable
@@ -164,75 +170,6 @@ class AdjustedLangevin(Langevin):
         accepted = random.uniform(key_accept, finite.shape, acceptance_rate.dtype) < acceptance_rate
         info = LangevinInfo(acceptance_rate, accepted, ~finite, energy_change > 1000)
         return select(accepted, proposal, state)._replace(num_moves=proposal.num_moves), info
-
-
-def ula(step_size: ArrayLike | Callable, temperature: float = 1.0) -> Langevin:
-    """Unadjusted Langevin kernel: ``x + step_size * grad log p + sqrt(2 * temperature * step_size) * noise``.
-
-    Its stationary law is off the target by O(step_size), and it can run away where gradients grow
-    faster than linearly. A move to a non-finite log-density is made, and flagged in the info.
-
-    Parameters
-    ----------
-    step_size
-        Positive number, or an optax schedule: a function of the number of moves made.
-    temperature
-        Positive; below 1 the noise is reduced.
-
-    Returns
-    -------
-    Langevin
-        ``init(position, logdensity_fn)`` and ``step(rng_key, state, logdensity_fn)``. Positions
-        may be batches of independent chains: `logdensity_fn` maps ``(*batch, *event)`` to
-        ``batch``. One gradient per move.
-
-    Raises
-    ------
-    ValueError
-        If `step_size` or `temperature` is not positive.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from jax import random
-    >>> kernel = ula(1e-2)
-    >>> state = kernel.init(jnp.zeros(2), lambda x: -jnp.sum(x**2) / 2)
-    >>> state, info = kernel.step(random.key(0), state, lambda x: -jnp.sum(x**2) / 2)
-    """
-    return Langevin(step_size, temperature)
-
-
-def mala(step_size: ArrayLike | Callable) -> AdjustedLangevin:
-    """Metropolis-adjusted Langevin kernel: the move of :func:`ula`, accepted so that it is exact.
-
-    A proposal with a non-finite log-density or gradient is rejected and flagged in the info. Each
-    chain of a batch is accepted on its own. One gradient per move.
-
-    Parameters
-    ----------
-    step_size
-        Positive number, or an optax schedule: a function of the number of moves made.
-
-    Raises
-    ------
-    ValueError
-        If `step_size` is not positive.
-
-    References
-    ----------
-    Roberts and Tweedie (1996), Exponential convergence of Langevin distributions and their discrete approximations.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from jax import random
-    >>> kernel = mala(0.1)
-    >>> state = kernel.init(jnp.zeros((5, 2)), lambda x: -jnp.sum(x**2, -1) / 2)     # five chains
-    >>> state, info = kernel.step(random.key(0), state, lambda x: -jnp.sum(x**2, -1) / 2)
-    >>> info.acceptance_rate.shape
-    (5,)
-    """
-    return AdjustedLangevin(step_size)
 
 
 def select(condition: jax.Array, new: LangevinState, old: LangevinState) -> LangevinState:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from numpyro_ebm.kernels.euclidean import check_step_size
 from numpyro_ebm.kernels.langevin import AdjustedLangevin, Langevin
 
 
@@ -62,10 +63,11 @@ def ula(step_size: ArrayLike | Callable, temperature: float = 1.0) -> Langevin:
     ValueError
         If `step_size` or `temperature` is not positive.
     """
+    check_step_size(step_size)
     return Langevin(step_size, temperature, geometry=SPHERE)
 
 
-def mala(step_size: ArrayLike | Callable) -> AdjustedLangevin:
+def mala(step_size: ArrayLike | Callable | None = None) -> AdjustedLangevin:
     """Metropolis-adjusted geodesic Langevin kernel on the unit sphere; exact.
 
     The move of :func:`ula`, accepted with the Hamiltonian difference.
@@ -110,4 +112,5 @@ def projected(step_size: ArrayLike | Callable, temperature: float = 1.0) -> Lang
     ----------
     Domingo-Enrich et al. (2022), Dual training of energy-based models with overparametrized shallow neural networks.
     """
+    check_step_size(step_size)
     return Langevin(step_size, temperature, geometry=PROJECTED_SPHERE)

@@ -12,32 +12,8 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 
 import numpyro_ebm as ebm
+from tests.estimators.gradients import gradients
 from tests.statistics import assert_mean
-
-
-def keep_gradients():
-    """An optax optimiser that keeps parameters, and puts the gradients into its state."""
-    return optax.GradientTransformation(
-        lambda params: jax.tree.map(jnp.zeros_like, params),
-        lambda grads, state, params=None: (jax.tree.map(jnp.zeros_like, grads), grads),
-    )
-
-
-def gradients(model, estimator, x, num_updates=300, burn_in=100, loss=None, num_series=4):
-    """Series (num_series, num_updates) of the loss's gradient in the parameter theta, held fixed."""
-    svi = SVI(ebm.estimate(model, estimator), lambda x: None, keep_gradients(), loss or Trace_ELBO())
-
-    def series(key):
-        state = svi.init(key, x)
-
-        def update(state, _):
-            state, _ = svi.update(state, x)
-            return state, state.optim_state[1][1]["theta"]
-
-        return jax.lax.scan(update, state, None, length=burn_in + num_updates)[1][burn_in:]
-
-    return jax.jit(jax.vmap(series))(random.split(random.key(0), num_series))
-
 
 THETA = 0.7
 
@@ -200,6 +176,38 @@ def test_gradient_is_unbiased_for_a_batch_of_energies():
             site(ebm.EnergyBased(lambda x: theta * slopes * x, dist.Exponential(1.0)), x)
 
     series = gradients(model, ebm.ContrastiveDivergence(pool(0.3)), x)
+    assert_mean(series, jnp.sum(slopes * (x - 1 / (1 + THETA * slopes))))
+
+
+@pytest.mark.parametrize("size", [1, 5, 12])
+def test_gradient_is_unbiased_for_a_batch_of_energies_under_subsampling(size):
+    """Each observation has its own energy, and its chains are moved only when it is drawn."""
+    slopes = jnp.linspace(0.2, 4, 12)
+    x = jnp.linspace(0.1, 3, 12)
+
+    def model(x):
+        theta = numpyro.param("theta", THETA)
+        with numpyro.plate("data", 12, subsample_size=size):
+            c, batch = numpyro.subsample(slopes, event_dim=0), numpyro.subsample(x, event_dim=0)
+            site(ebm.EnergyBased(lambda x: theta * c * x, dist.Exponential(1.0)), batch)
+
+    estimator = ebm.ContrastiveDivergence(pool(0.3))
+    series = gradients(model, estimator, x, num_updates=800, burn_in=300)
+    assert_mean(series, jnp.sum(slopes * (x - 1 / (1 + THETA * slopes))))
+
+
+def test_gradient_is_unbiased_for_events_of_their_own_energies_under_subsampling():
+    """to_event hides a dimension of the energy's batch from the plate."""
+    slopes = jnp.linspace(0.5, 2, 12).reshape(6, 2)
+    x = jnp.linspace(0.1, 3, 12).reshape(6, 2)
+
+    def model(x):
+        theta = numpyro.param("theta", THETA)
+        with numpyro.plate("data", 6, subsample_size=2):
+            c, batch = numpyro.subsample(slopes, event_dim=1), numpyro.subsample(x, event_dim=1)
+            site(ebm.EnergyBased(lambda x: theta * c * x, dist.Exponential(1.0)).to_event(1), batch)
+
+    series = gradients(model, ebm.ContrastiveDivergence(pool(0.3)), x, num_updates=500)
     assert_mean(series, jnp.sum(slopes * (x - 1 / (1 + THETA * slopes))))
 
 

@@ -191,10 +191,41 @@ def test_step_size_must_be_positive(make, step_size):
         make(step_size)
 
 
-@pytest.mark.parametrize("step_size", ["a", None, jnp.array([0.1, 0.2]), True])
+@pytest.mark.parametrize("step_size", ["a", None, np.array([0.1, 0.2]), True])
 def test_step_size_must_be_a_number(step_size):
     with pytest.raises(ValueError, match="step_size must be a positive number"):
-        kernels.mala(step_size)
+        kernels.ula(step_size)
+
+
+def test_a_kernel_without_a_step_size_is_for_pools():
+    kernel = kernels.mala()
+    state = kernel.init(jnp.zeros(2), lambda x: -jnp.sum(x**2) / 2)
+    with pytest.raises(ValueError, match="put it into a ChainPool, which adapts it"):
+        kernel.step(random.key(0), state, lambda x: -jnp.sum(x**2) / 2)
+
+
+@pytest.mark.parametrize("make", [kernels.ula, kernels.mala])
+def test_a_scale_makes_the_move_of_standardised_coordinates(make):
+    """Columns of scales 1e-3 and 1e4, as a kernel without a scale moves columns of scale one."""
+    scale = jnp.array([1e-3, 1e4])
+    unit = make(0.3).init(jnp.ones(2), lambda z: -jnp.sum(z**2) / 2)
+    unit, unit_info = make(0.3).step(random.key(0), unit, lambda z: -jnp.sum(z**2) / 2)
+    kernel = make(0.3, scale=scale)
+    state = kernel.init(scale, lambda x: -jnp.sum((x / scale) ** 2) / 2)
+    state, info = kernel.step(random.key(0), state, lambda x: -jnp.sum((x / scale) ** 2) / 2)
+    np.testing.assert_allclose(state.position / scale, unit.position, rtol=1e-5)
+    np.testing.assert_allclose(info.acceptance_rate, unit_info.acceptance_rate, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, "a", np.array([1.0, np.nan])])
+def test_scale_must_be_positive(scale):
+    with pytest.raises(ValueError, match="scale must be positive"):
+        kernels.mala(0.1, scale=scale)
+
+
+def test_a_scale_is_one_of_the_unbounded_space():
+    with pytest.raises(ValueError, match="leave scale out"):
+        kernels.on_support(kernels.mala(0.1, scale=2.0), dist.constraints.unit_interval)
 
 
 def test_positions_may_be_pytrees():

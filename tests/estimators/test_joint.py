@@ -1,0 +1,258 @@
+"""Estimators of joint energies against exact gradients.
+
+Logits theta * a_y * x + b_y on N(0, 1): p(x|y) is N(theta a_y, 1), log Z_y = theta^2 a_y^2 / 2 + b_y.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.infer import SVI, Trace_ELBO
+
+import numpyro_ebm as ebm
+from tests.estimators.gradients import gradients
+from tests.statistics import assert_mean
+
+THETA = 0.7
+A = jnp.array([1.0, -1.5, 0.3])
+B = jnp.array([0.0, 0.4, -0.3])
+X = jnp.linspace(-1.5, 2, 12)
+Y = jnp.arange(12) % 3
+LOG_Z = THETA**2 * A**2 / 2 + B
+P_Y = jax.nn.softmax(LOG_Z)
+GRAD_LOG_Z = THETA * A**2  # of each class
+
+
+def joint():
+    theta = numpyro.param("theta", THETA)
+    return ebm.JointEnergy(lambda x: theta * A * x + B, dist.Normal(0, 1))
+
+
+def conditional(x, y):
+    with numpyro.plate("data", 12):
+        numpyro.sample("x", joint().conditional(y), obs=x)
+
+
+def subsampled(x, y):
+    with numpyro.plate("data", 12, subsample_size=5):
+        xb, yb = numpyro.subsample(x, event_dim=0), numpyro.subsample(y, event_dim=0)
+        numpyro.sample("x", joint().conditional(yb), obs=xb)
+
+
+def nested(x, y):
+    with numpyro.plate("columns", 4, dim=-1), numpyro.plate("rows", 3, dim=-2):
+        numpyro.sample("x", joint().conditional(y.reshape(3, 4)), obs=x.reshape(3, 4))
+
+
+def masked(x, y):
+    with numpyro.plate("data", 12), handlers.mask(mask=jnp.arange(12) < 5):
+        numpyro.sample("x", joint().conditional(y), obs=x)
+
+
+def one_class(x, y):
+    with numpyro.plate("data", 12):
+        numpyro.sample("x", joint().conditional(1), obs=x)
+
+
+def marginal(x, y):
+    with numpyro.plate("data", 12):
+        numpyro.sample("x", joint().marginal(), obs=x)
+
+
+TERMS = GRAD_LOG_Z[Y] - A[Y] * X
+EXPECTED = {
+    conditional: TERMS.sum(),
+    subsampled: TERMS.sum(),
+    nested: TERMS.sum(),
+    masked: TERMS[:5].sum(),
+    one_class: jnp.sum(GRAD_LOG_Z[1] - A[1] * X),
+}
+
+
+def pool(num=400, **kwargs):
+    return ebm.ChainPool(ebm.kernels.mala(0.6), num, num_steps=3, **kwargs)
+
+
+@pytest.mark.parametrize("target", ["marginal", "conditional"])
+@pytest.mark.parametrize("model", EXPECTED)
+def test_contrastive_divergence_on_a_conditional_is_unbiased(model, target):
+    estimator = ebm.ContrastiveDivergence(pool(4000 if target == "marginal" else 100), target=target)
+    assert_mean(gradients(model, estimator, X, Y, num_updates=100, burn_in=30), EXPECTED[model])
+
+
+def test_contrastive_divergence_on_the_marginal_is_unbiased():
+    p = jax.nn.softmax(THETA * A * X[:, None] + B)
+    expected = jnp.sum(P_Y @ GRAD_LOG_Z - jnp.sum(p * A * X[:, None], -1))
+    assert_mean(gradients(marginal, ebm.ContrastiveDivergence(pool()), X, Y), expected)
+
+
+def test_chains_of_a_conditional_are_of_all_classes():
+    svi = SVI(
+        ebm.estimate(subsampled, ebm.ContrastiveDivergence(pool(50), target="conditional")),
+        lambda x, y: None,
+        optax.sgd(0.0),
+        Trace_ELBO(),
+    )
+    state, _ = svi.update(svi.init(random.key(0), X, Y), X, Y)
+    assert state.mutable_state["x$chains"]["state"].position.shape == (50, 3)
+
+
+@pytest.mark.parametrize("start", [{"restart_prob": 1.0}, {"init": "data"}], ids=str)
+def test_chains_of_a_class_start_at_its_own_observations(start):
+    """Class 2 is absent, and its chains stay where they are."""
+    x, y = jnp.arange(12.0) + 100, jnp.arange(12) % 2
+
+    def model(x, y):
+        with numpyro.plate("data", 12):
+            numpyro.sample("x", joint().conditional(y), obs=x)
+
+    still = ebm.ChainPool(ebm.kernels.ula(1e-14), 60, **start)
+    estimator = ebm.ContrastiveDivergence(still, target="conditional")
+    svi = SVI(ebm.estimate(model, estimator), lambda x, y: None, optax.sgd(0.0), Trace_ELBO())
+    before = svi.init(random.key(0), x, y)
+    after, _ = svi.update(before, x, y)
+    position = np.asarray(after.mutable_state["x$chains"]["state"].position)
+    for label in range(2):
+        assert set(np.round(position[:, label])) == set(np.asarray(x[y == label]))
+    np.testing.assert_allclose(position[:, 2], before.mutable_state["x$chains"]["state"].position[:, 2], atol=1e-4)
+
+
+# what SoftmaxContrastive estimates, by quadrature
+GRID = jnp.linspace(-8, 8, 4001)
+WEIGHT = dist.Normal(0, 1).log_prob(GRID) + jnp.log(GRID[1] - GRID[0])
+F = THETA * A * GRID[:, None] + B
+
+
+def softmax_gradient(target, positives, num_chains, kept=None):
+    """Of -sum_i log p, with log E_q[exp f_y] for log Z_y: q is `num_chains` of the model and the positives."""
+    f_data = THETA * A * X[:, None] + B
+    gradient = 0.0
+    for i in range(12) if kept is None else range(kept):
+        log_q = WEIGHT + (F[:, Y[i]] if target == "conditional" else jax.nn.logsumexp(F, -1))
+        q = jax.nn.softmax(log_q)
+        own = {"batch": jnp.ones(12), "class": Y[i] == Y, "own": jnp.arange(12) == i, None: jnp.zeros(12)}[positives]
+        own = own if kept is None else own * (jnp.arange(12) < kept)
+        chains, data = num_chains * q * jnp.exp(F[:, Y[i]]), own * jnp.exp(f_data[:, Y[i]])
+        pulled = jnp.sum(chains * A[Y[i]] * GRID) + jnp.sum(data * A[Y[i]] * X)
+        gradient += pulled / (jnp.sum(chains) + jnp.sum(data)) - A[Y[i]] * X[i]
+    return gradient
+
+
+@pytest.mark.parametrize("positives", ["batch", "class", "own", None])
+@pytest.mark.parametrize("target", ["marginal", "conditional"])
+def test_softmax_contrastive_has_the_documented_gradient(target, positives):
+    num = 2000
+    estimator = ebm.SoftmaxContrastive(pool(num), target=target, positives=positives)
+    series = gradients(conditional, estimator, X, Y, num_updates=60, burn_in=30)
+    expected = softmax_gradient(target, positives, num)
+    assert_mean(series, expected)
+    assert abs(expected - TERMS.sum()) > 0.1  # it is not the likelihood's
+
+
+@pytest.mark.parametrize("positives", ["batch", "class"])
+def test_masked_rows_are_no_candidates(positives):
+    estimator = ebm.SoftmaxContrastive(pool(2000), positives=positives)
+    x = X.at[5:].set(jnp.nan)
+    series = gradients(masked, estimator, x, Y, num_updates=60, burn_in=30)
+    assert_mean(series, softmax_gradient("marginal", positives, 2000, kept=5))
+
+
+@pytest.mark.parametrize("target", ["marginal", "conditional"])
+def test_uniform_weights_without_positives_are_contrastive_divergence_to_rounding(target):
+    for model in (marginal, conditional) if target == "conditional" else (marginal,):
+        plain = gradients(model, ebm.ContrastiveDivergence(pool(30), target=target), X, Y, num_updates=5, burn_in=0)
+        uniform = ebm.SoftmaxContrastive(pool(30), target=target, positives=None, weighting="uniform")
+        np.testing.assert_allclose(gradients(model, uniform, X, Y, num_updates=5, burn_in=0), plain, rtol=1e-5)
+
+
+def test_positives_leave_the_gradient_in_x_alone():
+    """A learned prior over a latent: its guide follows the score of the density itself."""
+    d = ebm.JointEnergy(lambda x: A * x + B, dist.Normal(0, 1)).marginal()
+    estimator = ebm.SoftmaxContrastive(pool(20))
+    state = estimator.init(random.key(0), d, ebm.pool.Observations())
+    objective, _ = estimator.update(random.key(1), state, d, ebm.pool.Observations())
+    np.testing.assert_allclose(jax.grad(lambda x: objective(x).sum())(X), d.score(X), rtol=1e-5)
+
+
+def test_the_mutual_information_term_has_the_exact_gradient():
+    """Of the model's own mutual information, whose draws move with theta too."""
+
+    def exact(theta):
+        f = theta * A * GRID[:, None] + B
+        p_x = jax.nn.softmax(WEIGHT + jax.nn.logsumexp(f, -1))
+        p_y_x = jax.nn.softmax(f)
+        p_y = p_x @ p_y_x
+        return jnp.sum(p_x[:, None] * p_y_x * (jnp.log(p_y_x) - jnp.log(p_y)))
+
+    plain = ebm.ContrastiveDivergence(pool(1000))
+    with_term = ebm.ContrastiveDivergence(pool(1000), mutual_information=2.0)
+    series = [gradients(marginal, e, X, Y, num_updates=100, burn_in=50) for e in (plain, with_term)]
+    # the chains are the same: their difference is the term alone, once for each of twelve observations
+    assert_mean((series[0] - series[1]) / 24, jax.grad(exact)(THETA))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ebm.SoftmaxContrastive(pool(), positives="all"), "positives must be"),
+        (lambda: ebm.SoftmaxContrastive(pool(), weighting="none"), "weighting must be"),
+        (lambda: ebm.SoftmaxContrastive(pool(), target="joint"), "target must be"),
+        (lambda: ebm.ContrastiveDivergence(pool(), target="joint"), "target must be"),
+        (lambda: ebm.ContrastiveDivergence(pool(), mutual_information=-1), "mutual_information"),
+        (lambda: ebm.ChainPool(pool_size=0), "pool_size must be a positive integer"),
+    ],
+)
+def test_arguments_are_checked(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "model", "message"),
+    [
+        (ebm.SoftmaxContrastive(pool(), positives="class"), marginal, "for sites of JointEnergy.conditional"),
+        (
+            ebm.ContrastiveDivergence(pool(), mutual_information=1.0, target="conditional"),
+            conditional,
+            "needs chains of the marginal",
+        ),
+    ],
+    ids=["class", "information"],
+)
+def test_what_a_site_can_not_have_is_said_before_training(estimator, model, message):
+    svi = SVI(ebm.estimate(model, estimator), lambda x, y: None, optax.sgd(0.1), Trace_ELBO())
+    with pytest.raises(ValueError, match=message):
+        svi.init(random.key(0), X, Y)
+
+
+def test_a_learned_base_is_refused():
+    def model(x):
+        d = ebm.EnergyBased(lambda x: x**2, dist.Normal(numpyro.param("theta", 0.0), 1))
+        with numpyro.plate("data", 12):
+            numpyro.sample("x", d, obs=x)
+
+    svi = SVI(ebm.estimate(model, ebm.SoftmaxContrastive(pool())), lambda x: None, optax.sgd(0.1), Trace_ELBO())
+    state = svi.init(random.key(0), X)
+    with pytest.raises(ValueError, match="needs a fixed base"):
+        svi.update(state, X)
+
+
+def test_batches_of_other_sizes_go_on_with_the_same_chains():
+    svi = SVI(
+        ebm.estimate(conditional_any, ebm.SoftmaxContrastive(pool(50))), lambda x, y: None, optax.sgd(0.1), Trace_ELBO()
+    )
+    state = svi.init(random.key(0), X, Y)
+    for size in (12, 12, 5, 1):
+        state, loss = svi.update(state, X[:size], Y[:size])
+        assert jnp.isfinite(loss)
+
+
+def conditional_any(x, y):
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("x", joint().conditional(y), obs=x)
+        numpyro.sample("y", joint().classifier(x), obs=y)
