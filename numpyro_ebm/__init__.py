@@ -1,12 +1,14 @@
 """Energy-based models in NumPyro."""
 
 from numpyro_ebm import kernels
-from numpyro_ebm.distributions import EnergyBased, IntractableNormalizerError, SphereUniform
+from numpyro_ebm.distributions import EnergyBased, IntractableNormalizerError, SphereUniform, standardized
 from numpyro_ebm.energies import Energy, F1Energy, F2Energy, as_energy, f1_energy, f2_energy
 from numpyro_ebm.estimators import ContrastiveDivergence, Quadrature, ScoreMatching, SoftmaxContrastive
 from numpyro_ebm.handlers import check_model, estimate, fitted_distribution
 from numpyro_ebm.infer import MALA, ULA, DivergenceError, DualSGDA, wasserstein_fisher_rao
 from numpyro_ebm.joint import JointEnergy, mutual_information
+from numpyro_ebm.monitor import chain_report
+from numpyro_ebm.normalizer import smc_sampler
 from numpyro_ebm.pool import ChainPool
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "SoftmaxContrastive",
     "SphereUniform",
     "as_energy",
+    "chain_report",
     "check_model",
     "estimate",
     "f1_energy",
@@ -34,5 +37,7 @@ __all__ = [
     "fitted_distribution",
     "kernels",
     "mutual_information",
+    "smc_sampler",
+    "standardized",
     "wasserstein_fisher_rao",
 ]

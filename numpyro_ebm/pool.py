@@ -138,7 +138,7 @@ class ChainPool:
     """
 
     kernel: Langevin | Transformed = field(default_factory=mala)
-    pool_size: int = 256
+    pool_size: int = 512
     num_chains: int | None = None
     num_steps: int = 1
     restart_prob: float = 0.0
@@ -295,12 +295,12 @@ class ChainPool:
         )
 
     def _moves(self, state, distribution):
-        kernel, support = self.kernel, distribution.support
-        if kernel.step_size is not None:
-            return on_support(kernel, support)
-        kernel = kernel.with_step_size(state.step_size)
-        scale = None if isinstance(kernel, Transformed) else _deviation(distribution)
-        return on_support(kernel if scale is None else Transformed(kernel, AffineTransform(0.0, scale)), support)
+        kernel = self.kernel
+        if kernel.step_size is None:
+            kernel = kernel.with_step_size(state.step_size)
+            scale = None if isinstance(kernel, Transformed) else base_deviation(distribution)
+            kernel = kernel if scale is None else Transformed(kernel, AffineTransform(0.0, scale))
+        return on_support(kernel, distribution.support)
 
     def _fixed_step_size(self, num_moves):
         step_size = self.kernel.step_size
@@ -312,7 +312,7 @@ class ChainPool:
         gain = jnp.maximum(num_updates**-0.5, _LEAST_GAIN)
         step_size = state.step_size * jnp.exp(gain * (acceptance_rate - TARGET_ACCEPTANCE))
         # where units are known, a longer step is of no use: on a flat density all steps are accepted
-        known = is_sphere(distribution.support) or _deviation(distribution) is not None
+        known = is_sphere(distribution.support) or base_deviation(distribution) is not None
         return jnp.minimum(step_size, _LONGEST_STEP_SIZE) if known else step_size
 
     def _choose(self, rng_key, probability, num, batch_shape):
@@ -350,8 +350,8 @@ class ChainPool:
         return observations
 
 
-def _deviation(distribution):
-    """Standard deviations of the base, where it is on R^d and has them."""
+def base_deviation(distribution: EnergyBased) -> jax.Array | None:
+    """Standard deviations of the base, where it is on R^d and has them; 1 where tails are too heavy."""
     support = distribution.support
     while isinstance(support, constraints.independent):
         support = support.base_constraint
@@ -361,7 +361,6 @@ def _deviation(distribution):
         deviation = jnp.sqrt(distribution.base.variance)
     except NotImplementedError:
         return None
-    # heavy tails have no variance
     return lax.stop_gradient(jnp.where(jnp.isfinite(deviation) & (deviation > 0), deviation, 1))
 
 

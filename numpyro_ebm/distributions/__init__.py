@@ -13,12 +13,14 @@ from numpyro_ebm.distributions.energy_based import (
 )
 from numpyro_ebm.distributions.observations import refuse_faults, validate_observations
 from numpyro_ebm.distributions.sphere import Ambient, SphereUniform, StereographicTransform, ambient, is_sphere, sphere
+from numpyro_ebm.distributions.standardized import StandardizedEnergy, standardized
 
 __all__ = [
     "Ambient",
     "EnergyBased",
     "IntractableNormalizerError",
     "SphereUniform",
+    "StandardizedEnergy",
     "StereographicTransform",
     "ambient",
     "caller_variables",
@@ -29,6 +31,7 @@ __all__ = [
     "refuse_faults",
     "site_name",
     "sphere",
+    "standardized",
     "unmasked",
     "unwrap",
     "validate_observations",

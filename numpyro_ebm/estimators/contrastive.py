@@ -27,7 +27,7 @@ class ContrastiveDivergence:
     Parameters
     ----------
     pool
-        The chains. By default 256 MALA chains of an adapted step size, which make ten moves per update.
+        The chains. By default 512 MALA chains of an adapted step size, which make ten moves per update.
     simultaneous
         Take the gradient at the positions before the move, as paper A's Algorithm 1 does, instead
         of after it. One gradient evaluation less per update; not for energies that depend on a

@@ -1,5 +1,6 @@
 """Score matching: no chains and no normaliser, for observed sites on R^d and on spheres."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax, random
 from numpyro.distributions import constraints
 
-from numpyro_ebm.distributions import EnergyBased, guard, is_sphere
+from numpyro_ebm.distributions import EnergyBased, StandardizedEnergy, guard, is_sphere
 from numpyro_ebm.energies import F1Energy, F2Energy, check_positive, check_size
 from numpyro_ebm.kernels import SPHERE
 from numpyro_ebm.pool import Observations
@@ -110,6 +111,7 @@ class ScoreMatching:
 
     def _check_kinks(self, distribution):
         energy = distribution.energy
+        energy = energy.energy if isinstance(energy, StandardizedEnergy) else energy
         if not isinstance(energy, F1Energy | F2Energy) or getattr(energy, "activation", None) is not None:
             return
         least, hint = (3, "use power=3 or a smooth activation") if self.kind != "denoising" else (2, "use power=2")
@@ -131,10 +133,7 @@ class ScoreMatching:
     ) -> tuple[Callable, tuple]:
         """Return minus the score-matching loss as a function of observations, and the empty state."""
         self._check_kinks(distribution)
-        event_shape = distribution.event_shape
-        size = 1
-        for extent in event_shape:
-            size *= extent
+        event_shape, size = distribution.event_shape, math.prod(distribution.event_shape)
 
         def objective(value):
             batch_shape = jnp.broadcast_shapes(value.shape[: value.ndim - len(event_shape)], distribution.batch_shape)

@@ -35,7 +35,7 @@ class SoftmaxContrastive:
     Parameters
     ----------
     pool
-        The chains. By default 256 MALA chains of an adapted step size, which make ten moves per update.
+        The chains. By default 512 MALA chains of an adapted step size, which make ten moves per update.
     target
         For p(x|y) of a :class:`~numpyro_ebm.JointEnergy`, what the chains sample: ``"marginal"``,
         p(x), or ``"conditional"``, p(x|y), as many chains for each class as the pool holds.
