@@ -1,6 +1,7 @@
 """Draws of an unnormalised density that do not depend on chains that mix: tempered SMC."""
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -120,11 +121,10 @@ def smc_sampler(
         ) from error
     start = jnp.reshape(start, (num_particles, size, *distribution.event_shape))
 
-    def run(key, element, particles):
-        return _tempered(distribution, element, particles, key, num_moves, target_ess)
-
-    results = jax.jit(jax.vmap(run))(random.split(key_run, size), jnp.arange(size), jnp.moveaxis(start, 1, 0))
-    particles, log_normalizer, temperature, *rest = results
+    keys = random.split(key_run, size)
+    particles, log_normalizer, temperature, *rest = _run(
+        distribution, jnp.moveaxis(start, 1, 0), keys, num_moves, float(target_ess)
+    )
     if not (bool(jnp.all(temperature >= 1)) and bool(jnp.all(jnp.isfinite(log_normalizer)))):
         raise ValueError(
             "tempered SMC did not get from the base to the model: the energy is not finite, or unbounded below, where the base "
@@ -132,6 +132,14 @@ def smc_sampler(
         )
     particles = jnp.moveaxis(particles, 0, 1).reshape(num_particles, *batch_shape, *distribution.event_shape)
     return ParticleSampler(particles, *(part.reshape(batch_shape) for part in (log_normalizer, *rest)))
+
+
+@partial(jax.jit, static_argnames=("num_moves", "target_ess"))
+def _run(distribution, particles, keys, num_moves, target_ess):
+    def run(key, element, particles):
+        return _tempered(distribution, element, particles, key, num_moves, target_ess)
+
+    return jax.vmap(run)(keys, jnp.arange(len(keys)), particles)
 
 
 def _tempered(distribution, element, particles, rng_key, num_moves, target_ess):

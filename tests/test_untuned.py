@@ -35,7 +35,8 @@ class Network(nnx.Module):
         return self.last(nnx.swish(self.middle(nnx.swish(self.first(x)))))
 
 
-def test_a_table_fits_without_a_step_size():
+@pytest.mark.slow
+def test_a_table_fits_without_a_step_size():  # 15 s
     network = Network(nnx.Rngs(0))
 
     def model(x):

@@ -251,6 +251,13 @@ class estimate(WholeData):
             state = followed.take(holder, estimator.init(numpyro.prng_key(), distribution, observations))
         else:
             state = holder["state"]
+            chains, own = jnp.shape(state.position)[1:], distribution.batch_shape + distribution.event_shape
+            if not isinstance(distribution.energy, ConditionalEnergy) and chains != own:
+                raise ValueError(
+                    f"site {msg['name']!r}: each element of a batch of energies has chains of its own, of shape {chains} so far, "
+                    f"but now the distribution has shape {own}: keep the size of batches, or draw them by a plate's "
+                    "subsample_size, whose chains follow their observations"
+                )
         objective, state = estimator.update(numpyro.prng_key(), state, distribution, observations)
         holder.update(followed.write(holder, state) if followed else {"state": state})
         return objective

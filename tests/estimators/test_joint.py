@@ -256,3 +256,33 @@ def conditional_any(x, y):
     with numpyro.plate("data", x.shape[0]):
         numpyro.sample("x", joint().conditional(y), obs=x)
         numpyro.sample("y", joint().classifier(x), obs=y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["JEM", "ST-JEM"])
+def test_joint_classifiers_of_two_moons_finish_with_the_defaults(name):  # case A7, 60 s each
+    from flax import nnx
+    from numpyro.contrib.module import nnx_module
+    from sklearn.datasets import make_moons
+
+    (x, y), (held_out, labels) = (make_moons(1000, noise=0.1, random_state=seed) for seed in (0, 1))
+    x, y = x.astype(np.float32), y.astype(np.int32)
+    base = dist.Normal(0, 2).expand([2]).to_event(1)
+    estimator = ebm.ContrastiveDivergence() if name == "JEM" else ebm.SoftmaxContrastive()
+    for seed in range(5):
+        rngs = nnx.Rngs(seed)
+        network = nnx.Sequential(nnx.Linear(2, 64, rngs=rngs), nnx.swish, nnx.Linear(64, 2, rngs=rngs))
+
+        def model(x, y, network=network):
+            joint = ebm.JointEnergy(nnx_module("logits", network), base)
+            with numpyro.plate("data", 1000, subsample_size=64):
+                batch, label = numpyro.subsample(x, event_dim=1), numpyro.subsample(y, event_dim=0)
+                numpyro.sample("x", joint.marginal() if name == "JEM" else joint.conditional(label), obs=batch)
+                numpyro.sample("y", joint.classifier(batch), obs=label)
+
+        svi = SVI(ebm.estimate(model, estimator), lambda x, y: None, optax.adam(3e-3), Trace_ELBO())
+        result = svi.run(random.key(seed), 2000, x, y, progress_bar=False)
+        assert not ebm.chain_report(result.state)["x"].diverged
+        fitted = ebm.fitted_distribution(model, result.params, x, y, site="x")
+        predicted = jnp.argmax(fitted.energy.logits(jnp.asarray(held_out, jnp.float32)), -1)
+        assert float(jnp.mean(predicted == labels)) > 0.9

@@ -1,0 +1,20 @@
+"""What the long scripts promise, for a few seeds."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_two_moons_stay_put_for_20_000_updates(seed):  # 200 s each
+    command = [sys.executable, "benchmarks/two_moons.py", "--seeds", "1", "--first-seed", str(seed)]
+    lines = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    _, held_out, gap, largest, *_ = map(float, lines[-1].split())
+    assert held_out > -1.09
+    assert gap < 1.5
+    assert largest < 100
