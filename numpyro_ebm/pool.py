@@ -61,7 +61,8 @@ class Observations(NamedTuple):
     Attributes
     ----------
     value
-        Shape ``(n, *batch_shape, *event_shape)``; None at a latent site.
+        Shape ``(n, *batch_shape, *event_shape)``, or 1 where elements of the batch share it; None at a
+        latent site.
     weight
         Shape ``(n,)`` or ``(n, *batch_shape)``, 0 for rows that are masked or not an element's own,
         else 1; None where all are.

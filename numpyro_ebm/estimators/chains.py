@@ -54,8 +54,7 @@ def seen_by_chains(
     own = (labels[:, None] == jnp.arange(energy.num_classes)).astype(rows.dtype)
     if weight is not None:
         own = own * weight[:, None]
-    rows = jnp.broadcast_to(rows[:, None], (rows.shape[0], energy.num_classes, *rows.shape[1:]))
-    return chains, Observations(rows, own)
+    return chains, Observations(rows[:, None], own)
 
 
 def _labelled_rows(distribution, observations):

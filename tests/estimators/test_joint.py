@@ -3,6 +3,8 @@
 Logits theta * a_y * x + b_y on N(0, 1): p(x|y) is N(theta a_y, 1), log Z_y = theta^2 a_y^2 / 2 + b_y.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,8 +80,18 @@ def pool(num=400, **kwargs):
     return ebm.ChainPool(ebm.kernels.mala(0.6), num, num_steps=3, **kwargs)
 
 
-@pytest.mark.parametrize("target", ["marginal", "conditional"])
-@pytest.mark.parametrize("model", EXPECTED)
+def fast(cases, chosen):
+    """All combinations, those that are not chosen among the slow tests: ten seconds each."""
+    return [case if case in chosen else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("model", "target"),
+    fast(
+        list(itertools.product(EXPECTED, ["marginal", "conditional"])),
+        [(subsampled, "marginal"), (subsampled, "conditional"), (nested, "marginal"), (masked, "conditional")],
+    ),
+)
 def test_contrastive_divergence_on_a_conditional_is_unbiased(model, target):
     estimator = ebm.ContrastiveDivergence(pool(4000 if target == "marginal" else 100), target=target)
     assert_mean(gradients(model, estimator, X, Y, num_updates=100, burn_in=30), EXPECTED[model])
@@ -143,8 +155,13 @@ def softmax_gradient(target, positives, num_chains, kept=None):
     return gradient
 
 
-@pytest.mark.parametrize("positives", ["batch", "class", "own", None])
-@pytest.mark.parametrize("target", ["marginal", "conditional"])
+@pytest.mark.parametrize(
+    ("target", "positives"),
+    fast(
+        list(itertools.product(["marginal", "conditional"], ["batch", "class", "own", None])),
+        [("marginal", "batch"), ("conditional", "class"), ("marginal", "own")],
+    ),
+)
 def test_softmax_contrastive_has_the_documented_gradient(target, positives):
     num = 2000
     estimator = ebm.SoftmaxContrastive(pool(num), target=target, positives=positives)
