@@ -110,7 +110,7 @@ def test_chains_of_a_conditional_are_of_all_classes():
         optax.sgd(0.0),
         Trace_ELBO(),
     )
-    state, _ = svi.update(svi.init(random.key(0), X, Y), X, Y)
+    state = svi.init(random.key(0), X, Y)
     assert state.mutable_state["x$chains"]["state"].position.shape == (50, 3)
 
 
@@ -127,7 +127,7 @@ def test_chains_of_a_class_start_at_its_own_observations(start):
     estimator = ebm.ContrastiveDivergence(still, target="conditional")
     svi = SVI(ebm.estimate(model, estimator), lambda x, y: None, optax.sgd(0.0), Trace_ELBO())
     before = svi.init(random.key(0), x, y)
-    after, _ = svi.update(before, x, y)
+    after, _ = jax.jit(svi.update)(before, x, y)
     position = np.asarray(after.mutable_state["x$chains"]["state"].position)
     for label in range(2):
         assert set(np.round(position[:, label])) == set(np.asarray(x[y == label]))
@@ -264,8 +264,9 @@ def test_batches_of_other_sizes_go_on_with_the_same_chains():
         ebm.estimate(conditional_any, ebm.SoftmaxContrastive(pool(50))), lambda x, y: None, optax.sgd(0.1), Trace_ELBO()
     )
     state = svi.init(random.key(0), X, Y)
-    for size in (12, 12, 5, 1):
-        state, loss = svi.update(state, X[:size], Y[:size])
+    update = jax.jit(svi.update)
+    for size in (12, 5, 1):
+        state, loss = update(state, X[:size], Y[:size])
         assert jnp.isfinite(loss)
 
 
