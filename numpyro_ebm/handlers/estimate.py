@@ -111,6 +111,18 @@ class WholeData(Messenger):
         """All that a subsample is of; any other array as it is."""
         return next((whole for subsample, whole in self._subsampled if subsample["value"] is value), value)
 
+    def labels(self, msg: dict) -> tuple[Any, int] | None:
+        """Labels at a site of a joint energy, all that a subsample is of, and the number of classes."""
+        fn = msg["fn"]
+        while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
+            fn = fn.base_dist
+        if isinstance(fn, Classifier) and msg["is_observed"]:
+            return self.whole(msg["value"]), fn.logits.shape[-1]
+        energy = getattr(fn, "energy", None)
+        if isinstance(energy, ConditionalEnergy):
+            return self.whole(energy.labels), energy.num_classes
+        return None
+
     def to_check(self, msg: dict, distribution: EnergyBased) -> Any:
         """Observations of a site as they are checked: all that a subsample is of, without what masks hide."""
         value = msg["value"]
@@ -203,8 +215,10 @@ class estimate(WholeData):
         if msg["type"] != "sample":
             return
         distribution = unwrap(msg["fn"])
+        labels = self.labels(msg)
+        if labels is not None:
+            check_labels(f"site {msg['name']!r}", *labels)
         if distribution is None:
-            self._check_classifier(msg)
             return
         self._seen.add(msg["name"])
         estimator = self._estimator(msg)
@@ -220,9 +234,6 @@ class estimate(WholeData):
         guard(bounds, IntractableNormalizerError(error))
         if msg["is_observed"]:
             validate_observations(msg["name"], distribution, self.to_check(msg, distribution))
-        if isinstance(distribution.energy, ConditionalEnergy):
-            labels, num_classes = self.whole(distribution.energy.labels), distribution.energy.num_classes
-            check_labels(f"site {msg['name']!r}", labels, num_classes)
         observations = _observations(msg, distribution)
 
         if getattr(estimator, "has_state", True):
@@ -261,14 +272,6 @@ class estimate(WholeData):
         objective, state = estimator.update(numpyro.prng_key(), state, distribution, observations)
         holder.update(followed.write(holder, state) if followed else {"state": state})
         return objective
-
-    def _check_classifier(self, msg):
-        """Labels out of the classes would be taken for the nearest class."""
-        fn = msg["fn"]
-        while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
-            fn = fn.base_dist
-        if isinstance(fn, Classifier) and msg["is_observed"]:
-            check_labels(f"site {msg['name']!r}", self.whole(msg["value"]), fn.logits.shape[-1])
 
     def _estimator(self, msg):
         if _is_estimator(self.config):

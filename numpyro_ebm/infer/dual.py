@@ -23,6 +23,7 @@ from numpyro_ebm.energies import check_positive, check_size
 from numpyro_ebm.estimators import ContrastiveDivergence
 from numpyro_ebm.handlers import estimate, normalizer_dependencies
 from numpyro_ebm.infer.optim import DualOptim, Links, Record, wasserstein_fisher_rao
+from numpyro_ebm.joint import check_labels
 from numpyro_ebm.pool import ChainPool
 
 _MAX_CHUNK = 100  # updates between two looks from the host
@@ -194,9 +195,12 @@ class DualSGDA(SVI):
                 name: (site.value, site.distribution.support(jnp.asarray(site.value)))
                 for name, site in record.sites.items()
             }
-            return state, observed
+            self._num_classes = {name: num_classes for name, (_, num_classes) in record.joint_labels.items()}
+            return state, observed, {name: labels for name, (labels, _) in record.joint_labels.items()}
 
-        state, observed = self._call("init", traced_init, (rng_key, init_params, *args), kwargs)
+        state, observed, labels = self._call("init", traced_init, (rng_key, init_params, *args), kwargs)
+        for name, values in labels.items():
+            check_labels(f"site {name!r}", values, self._num_classes[name])
         for name, (value, inside) in observed.items():
             refuse_faults(name, value, inside, self._supports[name])
         if not jax.tree.leaves(self.optim.get_params(state.optim_state)):

@@ -98,6 +98,7 @@ class Record(WholeData):
     def __enter__(self):
         self.sites: dict = {}
         self.radii: dict = {}
+        self.joint_labels: dict = {}
         return super().__enter__()
 
     def process_message(self, msg):
@@ -107,6 +108,9 @@ class Record(WholeData):
         if msg["type"] != "sample":
             return
         fn = _estimated(msg["fn"])
+        labels = self.labels(msg | {"fn": fn})
+        if labels is not None:
+            self.joint_labels[msg["name"]] = labels
         distribution = unwrap(fn)
         if distribution is None:
             return
