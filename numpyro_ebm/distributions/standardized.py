@@ -38,7 +38,8 @@ def standardized(energy: Any, x: ArrayLike, inverse_temperature: Any = 1.0) -> E
 
     The energy is called on columns of mean 0 and standard deviation 1, while the distribution, its
     log-densities, scores and chains are in the units of `x`. Pools without a step size move in units
-    of the columns' standard deviations.
+    of the columns' standard deviations; for :class:`~numpyro_ebm.DualSGDA` give them:
+    ``kernel=lambda step_size: kernels.mala(step_size, scale=x.std(0))``.
 
     Parameters
     ----------
