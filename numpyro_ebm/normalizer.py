@@ -88,6 +88,7 @@ def smc_sampler(
 
     Notes
     -----
+    A density that can't be normalised is not detected unless it turns non-finite on the way.
     Costs ``num_moves`` gradients per particle and temperature. A batch of `B` distributions costs
     ``B**2`` times one, since all elements are evaluated for each.
 
@@ -107,6 +108,8 @@ def smc_sampler(
     check_size("num_particles", num_particles)
     check_size("num_moves", num_moves)
     check_probability("target_ess", target_ess)
+    if not 0 < target_ess < 1:
+        raise ValueError(f"target_ess must be between 0 and 1, got {target_ess!r}")
     batch_shape = distribution.batch_shape
     if any(jnp.ndim(bound) for bound in jax.tree.leaves(distribution.support)) and batch_shape:
         raise ValueError("smc_sampler needs one support for a batch of distributions, got bounds for each")

@@ -84,6 +84,8 @@ def test_the_units_of_the_table_are_those_of_its_distribution():
         (np.array([[1.0, 2.0], [np.nan, 3.0]]), "got nan at row 1, column 0"),
         (np.array([[1.0, 2.0], [2.0, 2.0]]), "column 1 of x is constant"),
         (np.full((5, 1), 0.1, np.float32), "column 0 of x is constant"),
+        (np.array([1.7e9, 1.7e9 + 10, 1.7e9 - 10]), "subtract an offset"),
+        (np.ones((3, 0)), "must have shape"),
         (np.ones((2, 2, 2)), "must have shape"),
         (np.ones((1, 2)), "two rows or more"),
         (np.array([["a", "b"], ["c", "d"]]), "table of numbers"),

@@ -39,7 +39,8 @@ def standardized(energy: Any, x: ArrayLike, inverse_temperature: Any = 1.0) -> E
     The energy is called on columns of mean 0 and standard deviation 1, while the distribution, its
     log-densities, scores and chains are in the units of `x`. Pools without a step size move in units
     of the columns' standard deviations; for :class:`~numpyro_ebm.DualSGDA` give them:
-    ``kernel=lambda step_size: kernels.mala(step_size, scale=x.std(0))``.
+    ``kernel=lambda step_size: kernels.mala(step_size, scale=x.std(0))``. In `MCMC` sample such a table by
+    NUTS, which adapts to the columns' units; :class:`~numpyro_ebm.MALA` has one step size for all of them.
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ def standardized(energy: Any, x: ArrayLike, inverse_temperature: Any = 1.0) -> E
             x = np.asarray(x, float)
         except (TypeError, ValueError) as error:
             raise ValueError(f"x must be a table of numbers: encode or drop other columns ({error})") from error
-    if np.ndim(x) not in (1, 2) or np.shape(x)[0] < 2:
+    if np.ndim(x) not in (1, 2) or np.shape(x)[0] < 2 or 0 in np.shape(x):
         raise ValueError(f"x must have shape (n, d) or (n,) with two rows or more, got {np.shape(x)}")
     if not_jax_tracer(x):
         values = np.asarray(x, np.float64)
@@ -80,11 +81,16 @@ def standardized(energy: Any, x: ArrayLike, inverse_temperature: Any = 1.0) -> E
         # a constant's deviation is a matter of rounding
         constant = np.flatnonzero(values.std(0) <= 1e-6 * np.abs(values).max(0))
         if len(constant):
-            raise ValueError(f"column {int(constant[0])} of x is constant: it has no density, leave it out")
-    x = as_float(x)
-    mean = jnp.mean(x, 0)
-    deviation = jnp.sqrt(jnp.mean((x - mean) ** 2, 0))
+            raise ValueError(
+                f"column {int(constant[0])} of x is constant, or varies by less than a millionth of its size, which is lost in "
+                "single precision: leave it out, or subtract an offset from it"
+            )
+        dtype = as_float(x).dtype
+        mean, deviation = jnp.asarray(values.mean(0), dtype), jnp.asarray(values.std(0), dtype)
+    else:
+        mean = jnp.mean(as_float(x), 0)
+        deviation = jnp.sqrt(jnp.mean((x - mean) ** 2, 0))
     base = dist.Normal(mean, deviation)
-    base = base.to_event(1) if x.ndim == 2 else base
+    base = base.to_event(1) if np.ndim(x) == 2 else base
     inner = as_energy(energy, base.event_shape)
     return EnergyBased(StandardizedEnergy(inner, mean, deviation), base, inverse_temperature)

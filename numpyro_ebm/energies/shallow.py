@@ -160,6 +160,10 @@ class F2Energy(Energy):
     def __post_init__(self):
         if not _check_network(self, {"features": self.features, "weights": self.weights, "radius": self.radius}):
             return
+        if np.ndim(self.radius) > np.ndim(self.weights) - 1:
+            raise ValueError(
+                f"radius of shape {np.shape(self.radius)} needs weights with such a batch, got weights of shape {np.shape(self.weights)}"
+            )
         norm = np.max(np.sqrt(np.mean(np.asarray(self.weights) ** 2, -1)) / np.asarray(self.radius))
         if not norm <= 1 + 1e-3:
             raise ValueError(f"the L2 norm of weights must be at most the radius, got {norm:.4g} times the radius")

@@ -15,6 +15,8 @@ from numpyro_ebm.energies import F1Energy, F2Energy, check_positive, check_size
 from numpyro_ebm.kernels import SPHERE
 from numpyro_ebm.pool import Observations
 
+_LARGEST_ANGLE = 0.5
+
 
 @dataclass(frozen=True)
 class ScoreMatching:
@@ -50,8 +52,8 @@ class ScoreMatching:
     -----
     Explicit and sliced score matching are unbiased for the Fisher divergence, whose minimiser is the
     likelihood's only where the model is well specified. Denoising fits the data smoothed by the noise:
-    its bias is of the order of ``noise_scale**2``. The kinks of networks of ReLUs are not detected: use
-    smooth activations. Where modes are far apart, scores do not tell their weights. The objective is no
+    its bias is of the order of ``noise_scale**2``. The kinks of other networks of ReLUs, and of energies
+    wrapped in functions, are not detected: use smooth activations. Where modes are far apart, scores do not tell their weights. The objective is no
     likelihood: guides over an energy's own parameters do not get their posterior.
 
     Costs per observation: explicit, one gradient and d of its directional derivatives; sliced and
@@ -106,22 +108,31 @@ class ScoreMatching:
                 f"ScoreMatching needs R^d or the unit sphere, got the support {distribution.support}, at whose bounds the score "
                 "has a term that it lacks: transform x, or use ContrastiveDivergence"
             )
+        if is_sphere(support) and self.noise_scale is not None and self.noise_scale > _LARGEST_ANGLE:
+            raise ValueError(
+                f"noise_scale must be at most {_LARGEST_ANGLE} radians on a sphere, got {self.noise_scale}: noise that reaches the "
+                "other pole has a score without variance"
+            )
         self._check_kinks(distribution)
         return ()
 
     def _check_kinks(self, distribution):
         energy = distribution.energy
         energy = energy.energy if isinstance(energy, StandardizedEnergy) else energy
-        if not isinstance(energy, F1Energy | F2Energy) or getattr(energy, "activation", None) is not None:
+        if not isinstance(energy, F1Energy | F2Energy):
             return
+        activation = getattr(energy, "activation", None)
+        if activation not in (None, jax.nn.relu):
+            return
+        power = energy.power if activation is None else 1
         least, hint = (3, "use power=3 or a smooth activation") if self.kind != "denoising" else (2, "use power=2")
-        if energy.power >= least:
+        if power >= least:
             return
         error = ValueError(
-            f"{self.kind} score matching of learned features needs a power of at least {least}, got {energy.power}: automatic "
+            f"{self.kind} score matching of learned features needs a power of at least {least}, got {power}: automatic "
             f"differentiation drops what the kinks of the ReLU add; {hint}"
         )
-        if self.kind != "denoising" and energy.power == 1:
+        if self.kind != "denoising" and power == 1:
             raise ValueError(
                 f"{self.kind} score matching needs a power of at least 2, and of 3 with learned features, got 1: automatic "
                 f"differentiation drops what the kinks of the ReLU add; {hint}"

@@ -41,6 +41,11 @@ CASES = {
     "S^2, sideways": (lambda: ebm.EnergyBased(lambda x: -2 * x[0], ebm.SphereUniform(3)), np.log(np.sinh(2) / 2), {}),
     "S^1": (lambda: ebm.EnergyBased(lambda x: -2 * x[0], ebm.SphereUniform(2)), np.log(np.i0(2.0)), {}),
     "flat": (lambda: ebm.EnergyBased(lambda x: x**2 / 2, FLAT), np.log(2 * np.pi) / 2, {"bounds": (-9, 9)}),
+    "flat interval": (
+        lambda: ebm.EnergyBased(lambda x: x, dist.ImproperUniform(constraints.interval(0.0, 10.0), (), ())),
+        np.log(1 - np.exp(-10)),
+        {},
+    ),
     "heavy tails": (lambda: ebm.EnergyBased(lambda x: x**2 / 2, dist.Cauchy(0, 1)), None, {}),
 }
 
@@ -98,6 +103,11 @@ def test_a_guide_gets_the_exact_posterior_of_an_energy_that_depends_on_a_latent(
     ("make", "message"),
     [
         (lambda: ebm.Quadrature(0), "num_points must be a positive integer"),
+        (lambda: ebm.Quadrature(5), "at least 10"),
+        (
+            lambda: ebm.Quadrature().log_normalizer(ebm.EnergyBased(lambda x: 0 * x, dist.Cauchy(1000.0, 1.0))),
+            "the nodes miss the base Cauchy",
+        ),
         (lambda: ebm.Quadrature(bounds=(1, 0)), "low < high"),
         (lambda: ebm.Quadrature(bounds=3), "bounds must be"),
         (lambda: ebm.Quadrature().log_normalizer(CASES["flat"][0]()), "which ImproperUniform lacks: say where"),

@@ -205,6 +205,17 @@ def test_kinks_that_differentiation_drops_are_refused(estimator, model, refused)
         svi.update(svi.init(random.key(0), X), X)
 
 
+def test_noise_around_a_sphere_is_refused():
+    svi = SVI(
+        ebm.estimate(fisher_bingham, ebm.ScoreMatching("denoising", noise_scale=1.0)),
+        lambda x: None,
+        optax.sgd(0.1),
+        Trace_ELBO(),
+    )
+    with pytest.raises(ValueError, match=r"at most 0\.5 radians"):
+        svi.init(random.key(0), ON_SPHERE)
+
+
 def test_score_matching_recovers_a_gaussian():
     """The minimiser is the inverse of the mean square, less the base's precision."""
     svi = SVI(ebm.estimate(gaussian, ebm.ScoreMatching()), lambda x: None, optax.adam(5e-2), Trace_ELBO())
