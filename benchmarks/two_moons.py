@@ -54,7 +54,7 @@ def train(seed: int, num_steps: int, num_looks: int = 40):
             numpyro.sample("x", ebm.EnergyBased(energy, dist.Normal(0, 2).expand([2]).to_event(1)), obs=batch)
 
     estimated = ebm.estimate(model, ebm.ContrastiveDivergence())
-    svi = SVI(estimated, lambda x: None, optax.adam(1e-3), Trace_ELBO())
+    svi = SVI(estimated, lambda x: None, optax.adam(optax.cosine_decay_schedule(1e-3, num_steps, 0.01)), Trace_ELBO())
 
     def body(state, _):
         state, _ = svi.update(state, x)

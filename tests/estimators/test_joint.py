@@ -179,8 +179,8 @@ def test_masked_rows_are_no_candidates(positives):
     assert_mean(series, softmax_gradient("marginal", positives, 2000, kept=5))
 
 
-@pytest.mark.parametrize("target", ["marginal", "conditional"])
-def test_uniform_weights_without_positives_are_contrastive_divergence_to_rounding(target):
+@pytest.mark.parametrize("target", ["marginal", pytest.param("conditional", marks=pytest.mark.slow)])
+def test_uniform_weights_without_positives_are_contrastive_divergence_to_rounding(target):  # conditional: 10 s
     for model in (marginal, conditional) if target == "conditional" else (marginal,):
         plain = gradients(model, ebm.ContrastiveDivergence(pool(30), target=target), X, Y, num_updates=5, burn_in=0)
         uniform = ebm.SoftmaxContrastive(pool(30), target=target, positives=None, weighting="uniform")

@@ -130,7 +130,8 @@ def z_between(a, b):
     return (a.mean((0, 1)) - b.mean((0, 1))) / np.sqrt(errors[0] + errors[1])
 
 
-def test_mala_agrees_with_nuts_on_a_mixed_model_and_as_a_block_of_gibbs():
+@pytest.mark.slow
+def test_mala_agrees_with_nuts_on_a_mixed_model_and_as_a_block_of_gibbs():  # 30 s
     truth = run(NUTS(mixed), Y, num_warmup=500, num_samples=2000).get_samples(group_by_chain=True)
     options = {"num_warmup": 500, "num_samples": 2000}
     found = {
@@ -169,7 +170,8 @@ def plated(y):
         numpyro.sample("y", dist.Normal(x, 1), obs=y)
 
 
-def test_elements_of_a_plate_are_accepted_each_on_its_own():
+@pytest.mark.slow
+def test_elements_of_a_plate_are_accepted_each_on_its_own():  # 15 s
     y = jnp.linspace(0, 4, 60).reshape(3, 20)
     kernel = ebm.MALA(plated)
     mcmc = run(kernel, y, num_warmup=1000, num_samples=2000)
