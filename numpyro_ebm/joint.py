@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
 
 from numpyro_ebm.distributions import EnergyBased
-from numpyro_ebm.energies import CallableEnergy, Energy, check_size, visible
+from numpyro_ebm.energies import CallableEnergy, Energy, as_float, check_size, visible
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class JointEnergy:
         x
             Shape ``(..., *event_shape)``.
         """
-        return Classifier(self.logits(jnp.asarray(x)))
+        return Classifier(self.logits(as_float(x)))
 
 
 jax.tree_util.register_dataclass(JointEnergy, ["logits", "base"], ["num_classes"])
@@ -240,7 +240,7 @@ def mutual_information(joint: JointEnergy, x: ArrayLike) -> jax.Array:
     >>> round(float(mutual_information(joint, jnp.array([-3.0, 3.0]))), 3)     # log 2
     0.693
     """
-    x = jnp.reshape(jnp.asarray(x), (-1, *joint.base.event_shape))
+    x = jnp.reshape(as_float(x), (-1, *joint.base.event_shape))
     return jnp.mean(divergence_from_mean(joint.logits(x)))
 
 

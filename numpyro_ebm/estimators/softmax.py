@@ -165,11 +165,14 @@ class SoftmaxContrastive:
         if positives is not None:
             shape = jnp.broadcast_shapes(negative.shape[1:], positives[0].shape[1:])
             parts = (negative, kept), positives
-            negative, kept = (
-                jnp.concatenate([jnp.broadcast_to(part[i], (part[i].shape[0], *shape)) for part in parts])
-                for i in (0, 1)
-            )
+            negative, kept = (jnp.concatenate([_over_rows(part[i], shape) for part in parts]) for i in (0, 1))
         num = jnp.sum(kept, axis=0)
         if self.weighting == "uniform":
             return jnp.sum(jnp.where(kept, negative, 0), axis=0) / num
         return logsumexp(jnp.where(kept, negative, -jnp.inf), axis=0) - jnp.log(num)
+
+
+def _over_rows(values, shape):
+    """Values ``(n, ...)`` broadcast to ``(n, *shape)``."""
+    num, *own = values.shape
+    return jnp.broadcast_to(jnp.reshape(values, (num, *[1] * (len(shape) - len(own)), *own)), (num, *shape))

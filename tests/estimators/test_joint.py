@@ -304,3 +304,15 @@ def test_joint_classifiers_of_two_moons_finish_with_the_defaults(name):  # case 
         fitted = ebm.fitted_distribution(model, result.params, x, y, site="x")
         predicted = jnp.argmax(fitted.energy.logits(jnp.asarray(held_out, jnp.float32)), -1)
         assert float(jnp.mean(predicted == labels)) > 0.9
+
+
+@pytest.mark.parametrize("num_chains", [5, 12])
+def test_each_observation_joins_all_chains_where_one_density_serves_a_plate(num_chains):
+    d = ebm.EnergyBased(lambda x: -THETA * x, dist.Normal(0, 1))
+    still = ebm.ChainPool(ebm.kernels.ula(1e-14), num_chains)
+    estimator = ebm.SoftmaxContrastive(still, positives="own")
+    state = estimator.init(random.key(0), d, ebm.pool.Observations(X))
+    objective, state = estimator.update(random.key(1), state, d, ebm.pool.Observations(X))
+    candidates = jnp.concatenate([jnp.broadcast_to(state.position[:, None], (num_chains, 12)), X[None]])
+    log_z = jax.nn.logsumexp(THETA * candidates, axis=0) - jnp.log(num_chains + 1)
+    np.testing.assert_allclose(objective(X), d.unnormalized_log_prob(X) - log_z, rtol=1e-4, atol=1e-5)
