@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
-from numpyro.util import not_jax_tracer
 
 from numpyro_ebm.distributions import EnergyBased
 from numpyro_ebm.energies import CallableEnergy, Energy, as_float, check_size, visible
@@ -41,8 +40,10 @@ class ConditionalEnergy(Energy):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         # where x has one element for all labels, logits are computed once for all of them
-        chosen = jnp.asarray(self.labels)[..., None] == jnp.arange(self.num_classes)
-        return -jnp.sum(jnp.where(chosen, self.logits(x), 0), -1)
+        labels = jnp.asarray(self.labels)
+        chosen = labels[..., None] == jnp.arange(self.num_classes)
+        energy = -jnp.sum(jnp.where(chosen, self.logits(x), 0), -1)
+        return jnp.where(_is_class(labels, self.num_classes), energy, jnp.nan)
 
     def marginal(self) -> MarginalEnergy:
         return MarginalEnergy(self.logits)
@@ -60,8 +61,10 @@ class Classifier(dist.CategoricalLogits):
     """``Categorical(logits)`` that refuses labels out of its classes, where NumPyro would take the nearest."""
 
     def log_prob(self, value: jax.Array) -> jax.Array:
-        check_labels("the classifier", value, self.logits.shape[-1])
-        return super().log_prob(value)
+        num_classes = self.logits.shape[-1]
+        check_labels("the classifier", value, num_classes)
+        value = jnp.asarray(value)
+        return jnp.where(_is_class(value, num_classes), super().log_prob(value), jnp.nan)
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,8 @@ class JointEnergy:
             output = jax.eval_shape(logits, jax.ShapeDtypeStruct(event_shape, jnp.result_type(float)))
         except (TypeError, ValueError, IndexError) as error:
             raise ValueError(
-                f"logits can't be called on a single event of shape {event_shape}, the base's event shape ({error})"
+                f"logits can't be called {'as f(x, y), since num_classes is given, ' if self.num_classes is not None else ''}"
+                f"on a single event of shape {event_shape}, the base's event shape ({error})"
             ) from error
         shape = getattr(output, "shape", None)
         if shape is None or len(shape) != 1 or shape[0] < 1:
@@ -185,28 +189,40 @@ def _of_pairs(function, num_classes):
 
     def logits(x):
         values = jax.vmap(lambda y: function(x, y))(jnp.arange(num_classes))
+        if jnp.shape(values) not in ((num_classes,), (num_classes, 1)):
+            raise ValueError(
+                f"f(x, y) must return a number for one event and one label, got shape {jnp.shape(values)[1:]}"
+            )
         return jnp.reshape(values, (num_classes,))
 
     return logits
 
 
+def _is_class(labels, num_classes):
+    return (labels >= 0) & (labels < num_classes)
+
+
 def check_labels(name: str, labels: Any, num_classes: int | None) -> None:
     """Raise `ValueError` unless `labels` are integers from 0 to `num_classes` - 1.
 
-    Values under a `jax` transformation can't be looked at; only their type is checked.
+    Values under a `jax` transformation can't be looked at; only their type is checked, and log-densities
+    of labels that are out of range are NaN.
     """
-    dtype = jnp.asarray(labels).dtype
-    if not jnp.issubdtype(dtype, jnp.integer):
-        raise ValueError(f"{name}: labels must be integers, got {dtype}")
-    if num_classes is None or not not_jax_tracer(labels):
+    is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(labels))
+    try:
+        values = jnp.asarray(labels) if is_traced else np.asarray(labels)
+    except ValueError as error:
+        raise ValueError(f"{name}: labels must be an array of integers ({error})") from error
+    if not jnp.issubdtype(values.dtype, jnp.integer):
+        raise ValueError(f"{name}: labels must be integers, got {values.dtype}")
+    if num_classes is None or is_traced:
         return
-    values = np.asarray(labels)
     faults = np.argwhere((values < 0) | (values >= num_classes))
     if len(faults):
         place = ", ".join(str(int(i)) for i in faults[0])
         raise ValueError(
             f"{name}: labels must be from 0 to {num_classes - 1}, got {values[tuple(faults[0])]}"
-            f"{f' at row {place}' if place else ''} ({len(faults)} such)"
+            f"{f' at row {place}' if place else ''} ({len(faults)} such): masked rows need a label too, which is any class"
         )
 
 

@@ -32,14 +32,14 @@ class PoolState(NamedTuple):
     position
         Shape ``(pool_size, *batch_shape, *event_shape)``.
     num_moves
-        Moves of each chain so far.
+        Moves so far of the chains that every update drew.
     step_size
         Of the next move, where the pool adapts it.
     acceptance_rate
         Mean over the last update's chains and moves.
     energy_gap
-        Mean energy (times the inverse temperature) of the last update's chains less that of its
-        observations: near 0 where chains keep up with training; 0 at a latent site.
+        Mean over the last update's observations of the mean energy (times the inverse temperature) of
+        their chains less their own: near 0 where chains keep up with training; 0 at a latent site.
     max_energy
         Largest absolute energy of chains and observations so far; infinite once one was not finite.
     num_nonfinite
@@ -286,9 +286,10 @@ class ChainPool:
             data = energy(observations.value)
             weight = jnp.ones(()) if observations.weight is None else observations.weight
             weight = jnp.broadcast_to(jnp.reshape(weight, weight.shape + (1,) * (data.ndim - weight.ndim)), data.shape)
-            data = jnp.where(weight > 0, data, 0)
-            gap = jnp.mean(chains) - jnp.sum(data) / jnp.maximum(jnp.sum(weight), 1)
-            largest = jnp.maximum(largest, jnp.max(jnp.abs(data)))
+            # each observation against the chains of its own element of the batch
+            gaps = jnp.where(weight > 0, jnp.mean(chains, axis=0) - data, 0)
+            gap = jnp.sum(gaps) / jnp.maximum(jnp.sum(weight), 1)
+            largest = jnp.maximum(largest, jnp.max(jnp.where(weight > 0, jnp.abs(data), 0)))
         largest = jnp.where(jnp.isfinite(largest), largest, jnp.inf)
         return state._replace(
             energy_gap=gap.astype(state.energy_gap.dtype),

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax import random
+from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import (
     MCMC,
@@ -35,7 +36,7 @@ def model(x):
         numpyro.sample("x", ebm.EnergyBased(lambda x: theta * (x - 0.5) ** 2 / 2, dist.Normal(0.5, 3.0)), obs=x)
 
 
-def guide(x):
+def guide(*args):
     pass
 
 
@@ -379,6 +380,24 @@ def test_data_that_do_not_fit_their_plates_are_refused():
 
     with pytest.raises(ValueError, match=r"shape \(10, 4\) do not fit .*\(4, 10\)"):
         make(fn=ebm.estimate(model, CD)).init(random.key(0), X.reshape(10, 4))
+
+
+def test_broadcasting_that_pairs_each_with_each_is_refused():
+    def paired(x, loc):
+        width = numpyro.param("width", 1.0)
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("x", ebm.EnergyBased(lambda x: width * (x - loc) ** 2, dist.Normal(0, 1)), obs=x)
+
+    make(fn=ebm.estimate(paired, CD)).init(random.key(0), X, X)
+    with pytest.raises(ValueError, match="would pair each with each, 1600 terms"):
+        make(fn=ebm.estimate(paired, CD)).init(random.key(0), X, X[:, None])
+
+
+def test_a_mask_outside_of_estimate_is_refused():
+    mask = X > 0
+    make(fn=ebm.estimate(handlers.mask(model, mask=mask), CD)).init(random.key(0), X)
+    with pytest.raises(ValueError, match="a mask stands outside of estimate"):
+        make(fn=handlers.mask(ebm.estimate(model, CD), mask=mask)).init(random.key(0), X)
 
 
 def test_fitted_distribution():

@@ -197,6 +197,18 @@ def test_energies_of_chains_and_data_are_watched():
     assert float(state.max_energy) == np.inf
 
 
+def test_the_gap_is_of_each_element_of_a_batch():
+    """Offsets between elements, of which the data have unequal numbers, are no gap."""
+    offset = jnp.array([0.0, 10.0])
+    target = ebm.EnergyBased(lambda x: x**2 + offset, dist.Normal(0, 1).expand([2]))
+    pool = ebm.ChainPool(TINY, 2)
+    weight = jnp.array([[1.0, 0], [1, 0], [1, 1]])
+    rows = Observations(jnp.broadcast_to(jnp.array([[0.0], [1.0], [2.0]]), (3, 2)), weight)
+    state = pool.watch(pool.start(random.key(0), target), target, jnp.array([[1.0, 3.0], [2.0, 3.0]]), rows)
+    assert float(state.energy_gap) == pytest.approx((3 * 2.5 - 5 + 9 - 4) / 4)
+    assert float(state.max_energy) == 19
+
+
 def test_rows_of_each_element_are_its_own():
     """Two elements share five rows; the second has two of them, of its own."""
     weight = jnp.array([[1.0, 0], [1, 1], [1, 0], [1, 1], [1, 0]])

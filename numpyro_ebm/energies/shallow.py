@@ -1,5 +1,6 @@
 """Shallow networks as energies: balls of the Barron space F1."""
 
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -191,8 +192,7 @@ def _check_network(energy, arrays):
         check_positive("radius", radius)
     if not all(hasattr(array, "shape") or isinstance(array, float | int) for array in arrays.values()):
         return False  # a placeholder of a tree transformation
-    if not isinstance(power, int) or power < 1:
-        raise ValueError(f"power must be a positive integer, got {power!r}")
+    check_size("power", power)
     if np.ndim(radius) == 0:
         check_positive("radius", radius)
     elif not isinstance(radius, jax.core.Tracer) and not np.all(np.asarray(radius) > 0):
@@ -335,7 +335,7 @@ def f2_energy(
     Raises
     ------
     ValueError
-        If a size or the radius is not positive.
+        If a size or the radius is not positive, or `seed` not an integer.
 
     Examples
     --------
@@ -347,6 +347,8 @@ def f2_energy(
     check_size("dim", dim)
     check_size("num_neurons", num_neurons)
     check_positive("radius", radius)
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise ValueError(f"seed must be an integer, got {seed!r}")
     features = _unit(random.normal(random.key(seed), (num_neurons, dim + bias)))
     weights = numpyro.param(f"{name}$params", lambda _: {"weights": jnp.zeros(num_neurons)})["weights"]
     square = jnp.mean(weights**2) / (radius * MAX_MEAN_WEIGHT) ** 2

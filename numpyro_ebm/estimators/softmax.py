@@ -149,7 +149,9 @@ class SoftmaxContrastive:
         if mask is not None:
             hidden = jnp.reshape(~mask, mask.shape + (1,) * distribution.event_dim)
             value = jnp.where(hidden, distribution.support.feasible_like(value), value)
-        rows = jnp.reshape(value, (-1, *distribution.event_shape))
+        batch_shape = jnp.broadcast_shapes(batch_shape, distribution.batch_shape)
+        rows = jnp.broadcast_to(value, batch_shape + distribution.event_shape)
+        rows = jnp.reshape(rows, (-1, *distribution.event_shape))
         measure = self._measure(distribution, over_batch(rows, distribution))
         kept = jnp.ones(rows.shape[:1], bool) if mask is None else jnp.ravel(mask)
         kept = jnp.broadcast_to(jnp.reshape(kept, kept.shape + (1,) * (measure.ndim - 1)), measure.shape)

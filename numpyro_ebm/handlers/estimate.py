@@ -195,11 +195,12 @@ class estimate(WholeData):
     def __enter__(self):
         self._plates: dict = {}
         self._seen: set = set()
+        self._put: dict = {}
         return super().__enter__()
 
     def __exit__(self, *exc_info):
         super().__exit__(*exc_info)
-        self._plates = {}
+        self._plates, self._put = {}, {}
         if exc_info[0] is not None:
             return
         if not self._seen and _inside_svi():
@@ -234,6 +235,7 @@ class estimate(WholeData):
         guard(bounds, IntractableNormalizerError(error))
         if msg["is_observed"]:
             validate_observations(msg["name"], distribution, self.to_check(msg, distribution))
+            _check_pairs(msg, distribution)
         observations = _observations(msg, distribution)
 
         if getattr(estimator, "has_state", True):
@@ -242,11 +244,17 @@ class estimate(WholeData):
             # SVI carries no empty state
             state = estimator.init(numpyro.prng_key(), distribution, observations)
             objective, _ = estimator.update(numpyro.prng_key(), state, distribution, observations)
-        msg["fn"] = _rewrap(msg["fn"], Estimated(distribution, objective))
+        msg["fn"] = self._put[msg["name"]] = _rewrap(msg["fn"], Estimated(distribution, objective))
 
     def postprocess_message(self, msg):
         if msg["type"] == "plate":
             self._plates[msg["name"]] = msg["args"][0], msg["value"]
+        put = self._put.get(msg.get("name"))
+        if put is not None and isinstance(msg["fn"], dist.MaskedDistribution) and msg["fn"] is not put:
+            raise ValueError(
+                f"site {msg['name']!r}: a mask stands outside of estimate, which its chains do not see: mask the model, "
+                "estimate(handlers.mask(model, ...), ...)"
+            )
 
     def _update_chains(self, msg, estimator, distribution, observations):
         """Advance the chains in SVI's mutable state. Returns the objective."""
@@ -326,6 +334,19 @@ def _inside_svi():
                 )
             return True
     return False
+
+
+def _check_pairs(msg, distribution):
+    """Raise where broadcasting would pair each observation with each energy of a batch."""
+    shape, own = site_batch_shape(msg), distribution.batch_shape
+    observed = jnp.shape(msg["value"])[: jnp.ndim(msg["value"]) - distribution.event_dim]
+    most = max(math.prod(own), math.prod(observed))
+    if min(math.prod(own), math.prod(observed)) > 1 and math.prod(shape) > most:
+        raise ValueError(
+            f"site {msg['name']!r}: energies of batch shape {own} and observations of batch shape {observed} would pair each "
+            f"with each, {math.prod(shape)} terms in plates {[frame.name for frame in msg['cond_indep_stack']]}: give both the "
+            "shape of the plates"
+        )
 
 
 def _observations(msg, distribution):

@@ -61,8 +61,21 @@ class Transformed:
         return replace(self, kernel=self.kernel.with_step_size(step_size))
 
     def init(self, position: jax.Array, logdensity_fn: Callable, num_moves: ArrayLike = 0) -> TransformedState:
-        """State of chains at `position`, which is in the support (points on its edge are moved in)."""
-        unconstrained = self.transform.inv(as_float(position))
+        """State of chains at `position`, which is in the support (points on its edge are moved in).
+
+        Raises
+        ------
+        ValueError
+            If the transform, a kernel's `scale` among them, does not fit the positions' shape.
+        """
+        position = as_float(position)
+        try:
+            unconstrained = self.transform.inv(position)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"the kernel's scale or transform does not fit positions of shape {position.shape} ({error}): give a scale of the "
+                "shape of one event"
+            ) from error
         # a point on the edge is infinitely far out: take one about a rounding error inside
         edge = 1 - jnp.log(jnp.finfo(unconstrained.dtype).eps)
         unconstrained = jnp.nan_to_num(unconstrained, nan=jnp.nan, posinf=edge, neginf=-edge)

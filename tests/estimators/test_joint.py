@@ -247,6 +247,36 @@ def test_what_a_site_can_not_have_is_said_before_training(estimator, model, mess
         svi.init(random.key(0), X, Y)
 
 
+@pytest.mark.parametrize("positives", ["batch", "class"])
+def test_labels_of_more_dimensions_than_x(positives):
+    """Two sets of labels share x; with a mask of ones the candidates are the same."""
+
+    def model(x, y, mask):
+        with numpyro.plate("sets", 2, dim=-2), numpyro.plate("data", 12, dim=-1), handlers.mask(mask=mask):
+            numpyro.sample("x", joint().conditional(y), obs=x)
+
+    estimator = ebm.SoftmaxContrastive(pool(50), positives=positives)
+    y = jnp.stack([Y, Y[::-1]])
+    losses = []
+    for mask in (True, jnp.ones((2, 12), bool)):
+        svi = SVI(ebm.estimate(model, estimator), lambda *args: None, optax.sgd(0.0), Trace_ELBO())
+        losses.append(svi.update(svi.init(random.key(0), X, y, mask), X, y, mask)[1])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+
+
+def test_labels_out_of_range_that_can_not_be_looked_at_are_not_a_number():
+    d = jax.jit(lambda y: joint().conditional(y).unnormalized_log_prob(0.3))(jnp.array([0, 3, -1]))
+    np.testing.assert_array_equal(np.isnan(d), [False, True, True])
+    y = jax.jit(lambda y: joint().classifier(0.3).log_prob(y))(jnp.array([0, 3, -1]))
+    np.testing.assert_array_equal(np.isnan(y), [False, True, True])
+
+
+@pytest.mark.parametrize("y", [None, "a", [[0], [1, 2]], [], 1.0, True], ids=str)
+def test_labels_are_integers(y):
+    with pytest.raises(ValueError, match=r"labels must be (integers, got|an array of integers)"):
+        joint().conditional(y)
+
+
 def test_a_learned_base_is_refused():
     def model(x):
         d = ebm.EnergyBased(lambda x: x**2, dist.Normal(numpyro.param("theta", 0.0), 1))
