@@ -6,7 +6,7 @@ unadjusted moves of a fixed step runs away on this problem within a few thousand
 
     python benchmarks/two_moons.py --seeds 10 --steps 20000
 
-takes about six minutes a seed on one core.
+takes two to four minutes a seed on one core.
 """
 
 import argparse
