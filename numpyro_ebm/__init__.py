@@ -1,6 +1,6 @@
 """Energy-based models in NumPyro."""
 
-from numpyro_ebm import kernels
+from numpyro_ebm import kernels, plots
 from numpyro_ebm.distributions import EnergyBased, IntractableNormalizerError, SphereUniform, standardized
 from numpyro_ebm.energies import Energy, F1Energy, F2Energy, as_energy, f1_energy, f2_energy
 from numpyro_ebm.estimators import ContrastiveDivergence, Quadrature, ScoreMatching, SoftmaxContrastive
@@ -8,7 +8,7 @@ from numpyro_ebm.handlers import check_model, estimate, fitted_distribution
 from numpyro_ebm.infer import MALA, ULA, DivergenceError, DualSGDA, wasserstein_fisher_rao
 from numpyro_ebm.joint import JointEnergy, mutual_information
 from numpyro_ebm.monitor import chain_report
-from numpyro_ebm.normalizer import smc_sampler
+from numpyro_ebm.normalizer import log_likelihood, log_normalizer, smc_sampler
 from numpyro_ebm.pool import ChainPool
 
 __all__ = [
@@ -36,7 +36,10 @@ __all__ = [
     "f2_energy",
     "fitted_distribution",
     "kernels",
+    "log_likelihood",
+    "log_normalizer",
     "mutual_information",
+    "plots",
     "smc_sampler",
     "standardized",
     "wasserstein_fisher_rao",
