@@ -44,6 +44,12 @@ class PoolState(NamedTuple):
         Largest absolute energy of chains and observations so far; infinite once one was not finite.
     num_nonfinite
         Chains restarted so far because they turned non-finite.
+    age
+        Moves of each chain since it last restarted, shape ``(pool_size, *batch_shape)``.
+    num_restarts
+        How often each chain restarted, same shape.
+    origin
+        Where each chain last started, an index into :data:`ORIGINS`, same shape.
     """
 
     position: jax.Array
@@ -53,6 +59,13 @@ class PoolState(NamedTuple):
     energy_gap: jax.Array
     max_energy: jax.Array
     num_nonfinite: jax.Array
+    age: jax.Array
+    num_restarts: jax.Array
+    origin: jax.Array
+
+
+ORIGINS = ("start", "observation", "init", "repair")
+PER_CHAIN = ("position", "age", "num_restarts", "origin")  # fields of a state that have a row for each chain
 
 
 class Observations(NamedTuple):
@@ -184,7 +197,8 @@ class ChainPool:
             position = self._draw_init(rng_key, distribution, self.pool_size)
         zero, count = jnp.zeros((), jnp.result_type(float)), jnp.zeros((), jnp.int32)
         step_size = _FIRST_STEP_SIZE if self.kernel.step_size is None else self._fixed_step_size(count)
-        return PoolState(position, count, zero + step_size, zero + 1, zero, zero, count)
+        each = jnp.zeros((self.pool_size, *distribution.batch_shape), jnp.int32)
+        return PoolState(position, count, zero + step_size, zero + 1, zero, zero, count, each, each, each)
 
     def draw(self, rng_key: jax.Array, state: PoolState) -> tuple[jax.Array | None, jax.Array]:
         """Return the indices of `num_chains` chains (None: all) and their positions."""
@@ -222,13 +236,22 @@ class ChainPool:
         logdensity_fn = detached(distribution, position)
         position = lax.stop_gradient(position)
 
+        lineage = [part if index is None else part[index] for part in (state.age, state.num_restarts, state.origin)]
+
+        def restarted(chosen, origin):
+            age, num_restarts, origins = lineage
+            return [jnp.where(chosen, 0, age), num_restarts + chosen, jnp.where(chosen, ORIGINS.index(origin), origins)]
+
         if self.restart_prob > 0:
             rows = self._rows(observations, "restart_prob > 0")
             chosen = self._choose(key_choice, self.restart_prob, num, batch_shape) & rows.is_available
             position = _where(chosen, rows.draw(key_restart, num), position)
+            lineage = restarted(chosen, "observation")
         if self.reinit_prob > 0:
             chosen = self._choose(key_rechoice, self.reinit_prob, num, batch_shape)
             position = _where(chosen, self._draw_init(key_reinit, distribution, num, observations), position)
+            lineage = restarted(chosen, "init")
+        lineage[0] = lineage[0] + self.num_steps
 
         kernel = self._moves(state, distribution)
         chains = kernel.init(position, logdensity_fn, state.num_moves)
@@ -256,12 +279,14 @@ class ChainPool:
 
         position = lax.cond(jnp.any(lost), repair, lambda position: position, chains.position)
         position = lax.stop_gradient(position)
+        lineage = restarted(lost, "repair")
         if self.kernel.step_size is None:
             step_size = self._adapted(state, distribution, lax.stop_gradient(acceptance_rate))
         else:
             step_size = self._fixed_step_size(chains.num_moves)
+        each = dict(zip(PER_CHAIN, (position, *lineage), strict=True))
         pool = state._replace(
-            position=position if index is None else state.position.at[index].set(position),
+            **{name: new if index is None else getattr(state, name).at[index].set(new) for name, new in each.items()},
             num_moves=chains.num_moves,
             step_size=jnp.asarray(step_size, state.step_size.dtype),
             acceptance_rate=lax.stop_gradient(acceptance_rate).astype(state.acceptance_rate.dtype),

@@ -22,8 +22,9 @@ from numpyro_ebm.distributions import (
     validate_observations,
 )
 from numpyro_ebm.energies import as_float
+from numpyro_ebm.handlers.history import empty_history, record
 from numpyro_ebm.joint import Classifier, ConditionalEnergy, check_labels
-from numpyro_ebm.pool import Observations, PoolState
+from numpyro_ebm.pool import PER_CHAIN, Observations, PoolState
 
 
 class Estimated(dist.Distribution):
@@ -67,23 +68,27 @@ class Followed(NamedTuple):
 
     def spread(self, state: PoolState) -> dict:
         """Chains of all elements, none of which has been met yet."""
-        position = state.position
-        event_shape = position.shape[1 + len(self.shape) :]
-        position = jnp.zeros((position.shape[0], *self.shape, *event_shape), position.dtype)
-        return {"state": state._replace(position=position), "is_started": jnp.zeros(self.shape, bool)}
+        dims = 1 + len(self.shape)
+        rows = {name: getattr(state, name) for name in PER_CHAIN}
+        rows = {name: jnp.zeros((r.shape[0], *self.shape, *r.shape[dims:]), r.dtype) for name, r in rows.items()}
+        return {"state": state._replace(**rows), "is_started": jnp.zeros(self.shape, bool)}
 
     def take(self, holder: dict, fresh: PoolState) -> PoolState:
         """The present chains; those that are met for the first time start where `fresh` ones do."""
-        position = holder["state"].position[(slice(None), *self._mesh())]
         started = holder["is_started"][self._mesh()]
-        started = jnp.reshape(started, started.shape + (1,) * (position.ndim - 1 - started.ndim))
-        return holder["state"]._replace(position=jnp.where(started, position, fresh.position))
+
+        def present(name):
+            rows, new = getattr(holder["state"], name)[(slice(None), *self._mesh())], getattr(fresh, name)
+            return jnp.where(jnp.reshape(started, started.shape + (1,) * (rows.ndim - 1 - started.ndim)), rows, new)
+
+        return holder["state"]._replace(**{name: present(name) for name in PER_CHAIN})
 
     def write(self, holder: dict, state: PoolState) -> dict:
         """All chains, the present ones as in `state`."""
-        position = holder["state"].position.at[(slice(None), *self._mesh())].set(state.position)
+        where = (slice(None), *self._mesh())
+        rows = {name: getattr(holder["state"], name).at[where].set(getattr(state, name)) for name in PER_CHAIN}
         return {
-            "state": state._replace(position=position),
+            "state": state._replace(**rows),
             "is_started": holder["is_started"].at[self._mesh()].set(True),
         }
 
@@ -265,6 +270,8 @@ class estimate(WholeData):
             # SVI.init keeps the chains where they start, SVI.evaluate keeps none
             start = estimator.init(numpyro.prng_key(), distribution, observations)
             holder = followed.spread(start) if followed else {"state": start}
+            if isinstance(start, PoolState):
+                holder["history"] = empty_history()
             mutable(name, dict(holder))
         if followed:
             state = followed.take(holder, estimator.init(numpyro.prng_key(), distribution, observations))
@@ -279,6 +286,8 @@ class estimate(WholeData):
                 )
         objective, state = estimator.update(numpyro.prng_key(), state, distribution, observations)
         holder.update(followed.write(holder, state) if followed else {"state": state})
+        if "history" in holder:
+            holder["history"] = record(holder["history"], state, distribution)
         return objective
 
     def _estimator(self, msg):
