@@ -1,11 +1,12 @@
 """Energy-based models in NumPyro."""
 
 from numpyro_ebm import kernels, plots
+from numpyro_ebm.diagnostics import duality_gap, score_distance, training_diagnostics
 from numpyro_ebm.distributions import EnergyBased, IntractableNormalizerError, SphereUniform, standardized
 from numpyro_ebm.energies import Energy, F1Energy, F2Energy, as_energy, f1_energy, f2_energy
 from numpyro_ebm.estimators import ContrastiveDivergence, Quadrature, ScoreMatching, SoftmaxContrastive
 from numpyro_ebm.handlers import check_model, estimate, fitted_distribution
-from numpyro_ebm.infer import MALA, ULA, DivergenceError, DualSGDA, wasserstein_fisher_rao
+from numpyro_ebm.infer import MALA, ULA, DivergenceError, DualSGDA, Exchange, wasserstein_fisher_rao
 from numpyro_ebm.joint import JointEnergy, mutual_information
 from numpyro_ebm.monitor import chain_report
 from numpyro_ebm.normalizer import log_likelihood, log_normalizer, smc_sampler
@@ -20,6 +21,7 @@ __all__ = [
     "DualSGDA",
     "Energy",
     "EnergyBased",
+    "Exchange",
     "F1Energy",
     "F2Energy",
     "IntractableNormalizerError",
@@ -31,6 +33,7 @@ __all__ = [
     "as_energy",
     "chain_report",
     "check_model",
+    "duality_gap",
     "estimate",
     "f1_energy",
     "f2_energy",
@@ -40,7 +43,9 @@ __all__ = [
     "log_normalizer",
     "mutual_information",
     "plots",
+    "score_distance",
     "smc_sampler",
     "standardized",
+    "training_diagnostics",
     "wasserstein_fisher_rao",
 ]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import lax, random
+from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import AffineTransform
 
@@ -253,7 +254,7 @@ class ChainPool:
             lineage = restarted(chosen, "init")
         lineage[0] = lineage[0] + self.num_steps
 
-        kernel = self._moves(state, distribution)
+        kernel = moves_on(distribution, self.kernel, state.step_size)
         chains = kernel.init(position, logdensity_fn, state.num_moves)
 
         def move(chains, key):
@@ -321,14 +322,6 @@ class ChainPool:
             max_energy=jnp.maximum(state.max_energy, largest.astype(state.max_energy.dtype)),
         )
 
-    def _moves(self, state, distribution):
-        kernel = self.kernel
-        if kernel.step_size is None:
-            kernel = kernel.with_step_size(state.step_size)
-            scale = None if isinstance(kernel, Transformed) else base_deviation(distribution)
-            kernel = kernel if scale is None else Transformed(kernel, AffineTransform(0.0, scale))
-        return on_support(kernel, distribution.support)
-
     def _fixed_step_size(self, num_moves):
         step_size = self.kernel.step_size
         return step_size(num_moves) if callable(step_size) else step_size
@@ -375,6 +368,15 @@ class ChainPool:
         if observations.value is None:
             raise ValueError(f"ChainPool({option}) needs observations, but the site is latent")
         return observations
+
+
+def moves_on(distribution: EnergyBased, kernel: Langevin | Transformed, step_size: ArrayLike) -> Langevin | Transformed:
+    """The kernel on a distribution's support; where it has no step size of its own, with this one, in units of the base."""
+    if kernel.step_size is None:
+        kernel = kernel.with_step_size(step_size)
+        scale = None if isinstance(kernel, Transformed) else base_deviation(distribution)
+        kernel = kernel if scale is None else Transformed(kernel, AffineTransform(0.0, scale))
+    return on_support(kernel, distribution.support)
 
 
 def base_deviation(distribution: EnergyBased) -> jax.Array | None:

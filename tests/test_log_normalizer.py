@@ -85,8 +85,8 @@ def test_quadrature_of_kinks():
 
 def test_importance_sampling():
     d, truth = on_interval(3.0)
-    runs = [ebm.log_normalizer(d, random.key(seed), "importance", num_draws=2_000) for seed in range(200)]
-    assert 177 < sum(abs(run.value - truth) < 1.96 * run.stderr for run in runs) < 200
+    runs = [ebm.log_normalizer(d, random.key(seed), "importance", num_draws=2_000) for seed in range(60)]
+    assert sum(abs(run.value - truth) < 1.96 * run.stderr for run in runs) > 50
     assert all(run.reliable for run in runs)
     assert np.mean(runs[0].particles) == pytest.approx(1 / 3 - 1 / np.expm1(3), abs=0.03)
     assert not ebm.log_normalizer(gaussian(10)[0], random.key(0), "importance", num_draws=2_000).reliable
@@ -103,10 +103,17 @@ NOT_NORMALISABLE = {
 }
 
 
+SMC, IMPORTANCE, QUADRATURE = {}, {"method": "importance"}, {"method": "quadrature", "bounds": (-10, 10)}
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"method": "importance"}, {"method": "quadrature", "bounds": (-10, 10)}], ids=str
-)
-@pytest.mark.parametrize("name", NOT_NORMALISABLE)
+    ("name", "options"),
+    [
+        pytest.param(name, options, marks=[] if options is not SMC or name in ("flat", "ridge") else pytest.mark.slow)
+        for name in NOT_NORMALISABLE
+        for options in (SMC, IMPORTANCE, QUADRATURE)
+    ],
+)  # by SMC: 10 s each
 def test_what_has_no_normaliser_is_flagged(name, options):
     d = NOT_NORMALISABLE[name]
     reference = dist.Normal(0, 1) if not d.event_shape else dist.Normal(0, 1).expand([2]).to_event(1)

@@ -99,6 +99,10 @@ class F1Energy(Energy):
         """F1 (total variation) norm of this representation, ``radius * mean(exp(log_weights))``."""
         return self.radius * jnp.mean(jnp.exp(jnp.asarray(self.log_weights)), -1)
 
+    def activations(self, x: jax.Array, features: ArrayLike) -> jax.Array:
+        """What neurons at `features`, shape ``(m, d)``, make of x: shape ``(..., m)``."""
+        return _activated(x, features, self.power, self.bias, self.activation)
+
     def __call__(self, x: jax.Array) -> Any:
         weights = jnp.asarray(self.signs) * jnp.exp(jnp.asarray(self.log_weights))
         return self.radius * _mean_neuron(x, self.features, weights, self.power, self.bias, self.activation)
@@ -222,6 +226,13 @@ def _listed(words):
 
 def _mean_neuron(x, features, weights, power, bias, activation):
     """The weighted mean over neurons, shape ``(..., *batch)``."""
+    activated = _activated(x, features, power, bias, activation)
+    total = activated @ weights if weights.ndim == 1 else jnp.sum(activated * weights, -1)
+    return total / weights.shape[-1]
+
+
+def _activated(x, features, power, bias, activation):
+    """What each neuron makes of x, shape ``(..., *batch, num_neurons)``."""
     features = jnp.asarray(features)
     if bias:
         x = jnp.concatenate([x, jnp.ones_like(x[..., :1])], -1)
@@ -234,12 +245,9 @@ def _mean_neuron(x, features, weights, power, bias, activation):
         inner = x @ features.T
     else:
         inner = jnp.squeeze(features @ x[..., None], -1)
-    if activation is None:
-        activated = jax.nn.relu(inner) ** power if power > 1 else jax.nn.relu(inner)
-    else:
-        activated = activation(inner)
-    total = activated @ weights if weights.ndim == 1 else jnp.sum(activated * weights, -1)
-    return total / weights.shape[-1]
+    if activation is not None:
+        return activation(inner)
+    return jax.nn.relu(inner) ** power if power > 1 else jax.nn.relu(inner)
 
 
 def f1_energy(

@@ -2,8 +2,10 @@
 
 from numpyro_ebm.handlers.check import Dependencies, check_model, fitted_distribution, normalizer_dependencies
 from numpyro_ebm.handlers.estimate import Estimated, WholeData, estimate, site_batch_shape
+from numpyro_ebm.handlers.history import RECORDED
 
 __all__ = [
+    "RECORDED",
     "Dependencies",
     "Estimated",
     "WholeData",

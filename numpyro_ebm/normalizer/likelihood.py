@@ -56,6 +56,16 @@ class LogNormalizer(NamedTuple):
     num_temperatures: Any = None
 
 
+@jax.jit
+def _density(distribution, x):
+    return distribution.unnormalized_log_prob(x)
+
+
+@jax.jit
+def _density_of_many(distribution, x):
+    return lax.map(distribution.unnormalized_log_prob, x, batch_size=16_384)
+
+
 def log_normalizer(distribution: EnergyBased, rng_key: jax.Array, method: str = "smc", **options: Any) -> LogNormalizer:
     r"""Estimate the logarithm of the normaliser,
 
@@ -173,7 +183,7 @@ def _by_importance(distribution, rng_key, *, num_draws=100_000, reference=None):
             f"importance sampling draws from the base, but {type(base).__name__} can't be drawn from: give a proper distribution "
             "as reference"
         ) from error
-    log_weights = jax.jit(lambda x: distribution.unnormalized_log_prob(x) - base.log_prob(x))(x)
+    log_weights = _density(distribution, x) - base.log_prob(x)
     value, stderr = log_mean(log_weights)
     weights = jax.nn.softmax(log_weights, axis=0)
     ess = np.asarray(1 / jnp.sum(weights**2, axis=0))
@@ -241,8 +251,7 @@ def _integral(distribution, rule):
     """log Z, the share of it at the outermost nodes, and the logarithm of the base's mass, of the batch shape."""
     shape = distribution.batch_shape
     nodes, log_weights = rule.nodes(distribution)
-    density = jax.jit(lambda nodes: lax.map(distribution.unnormalized_log_prob, nodes, batch_size=16_384))
-    log_terms = density(nodes) + log_weights
+    log_terms = _density_of_many(distribution, nodes) + log_weights
     log_z = logsumexp(log_terms, axis=0)
     edge, mass = jnp.zeros(()), jnp.zeros(())
     if rule.bounds is None and not is_sphere(distribution.support):
@@ -348,7 +357,7 @@ def log_likelihood(
     validate_observations("x", distribution, x)
     if normalizer is None:
         normalizer = log_normalizer(distribution, rng_key, **options)
-    value = np.asarray(jax.jit(distribution.unnormalized_log_prob)(x), np.float64) - normalizer.value
+    value = np.asarray(_density(distribution, x), np.float64) - normalizer.value
     return LogLikelihood(value, normalizer.stderr, normalizer.reliable, normalizer.reason)
 
 
