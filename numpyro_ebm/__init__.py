@@ -1,7 +1,14 @@
 """Energy-based models in NumPyro."""
 
 from numpyro_ebm import kernels, plots
-from numpyro_ebm.diagnostics import duality_gap, score_distance, training_diagnostics
+from numpyro_ebm.diagnostics import (
+    block_fields,
+    duality_gap,
+    posterior_log_likelihood,
+    score_distance,
+    to_arviz,
+    training_diagnostics,
+)
 from numpyro_ebm.distributions import EnergyBased, IntractableNormalizerError, SphereUniform, standardized
 from numpyro_ebm.energies import Energy, F1Energy, F2Energy, as_energy, f1_energy, f2_energy
 from numpyro_ebm.estimators import ContrastiveDivergence, Quadrature, ScoreMatching, SoftmaxContrastive
@@ -31,6 +38,7 @@ __all__ = [
     "SoftmaxContrastive",
     "SphereUniform",
     "as_energy",
+    "block_fields",
     "chain_report",
     "check_model",
     "duality_gap",
@@ -43,9 +51,11 @@ __all__ = [
     "log_normalizer",
     "mutual_information",
     "plots",
+    "posterior_log_likelihood",
     "score_distance",
     "smc_sampler",
     "standardized",
+    "to_arviz",
     "training_diagnostics",
     "wasserstein_fisher_rao",
 ]

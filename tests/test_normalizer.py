@@ -49,7 +49,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [n if n == "sphere" else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_particles_are_draws_of_the_model(name):
     make, statistic, truth, log_z = CASES[name]
     d = make()
@@ -73,6 +73,7 @@ def test_predictive_draws_through_particles():  # case A2
     assert_mean(draws.T[:, :, None] ** 2, 1 / 9)
 
 
+@pytest.mark.slow  # 12 s
 def test_predictive_draws_classes_of_a_joint_energy():
     joint = ebm.JointEnergy(lambda x: jnp.array([3.0, -3.0]) * x, dist.Normal(0, 1))
     d = joint.conditional(jnp.array([0, 1, 1]))

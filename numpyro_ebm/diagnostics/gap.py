@@ -16,7 +16,7 @@ from numpyro_ebm.distributions import EnergyBased, StandardizedEnergy, validate_
 from numpyro_ebm.energies import F1Energy, as_float, check_size
 from numpyro_ebm.normalizer import log_normalizer
 
-_NUM_RANDOM = 4_000
+_NUM_RANDOM = 1_000
 _NUM_STEPS = 300
 _NUM_BATCHES = 16
 
@@ -85,7 +85,7 @@ def duality_gap(
     num_particles
         Number of draws otherwise.
     num_starts
-        Number of neurons, the best among the energy's own and 4,000 random ones, from which the supremum is searched.
+        Number of neurons, the best among the energy's own and 1,000 random ones, from which the supremum is searched.
     num_bootstrap
         Number of resampled noises, whose mean is `floor`.
     **options

@@ -8,16 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
-from numpyro import handlers
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG, prototype_trace, subsample_plate_sizes
 from numpyro.infer.hmc_util import welford_covariance
 from numpyro.infer.initialization import init_to_median
-from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
-from numpyro_ebm.distributions import EnergyBased, ambient, detached, unmasked, unwrap
+from numpyro_ebm.distributions import ambient, detached
 from numpyro_ebm.energies import check_positive, check_size
-from numpyro_ebm.handlers import normalizer_dependencies, site_batch_shape
+from numpyro_ebm.handlers import normalizer_dependencies, observed_sites
 from numpyro_ebm.infer.model_kernel import ModelKernel
 from numpyro_ebm.kernels import SPHERE, mala
 from numpyro_ebm.pool import moves_on
@@ -69,12 +67,6 @@ class ExchangeState(NamedTuple):
     diverging: jax.Array
     adapt_state: ExchangeAdapt
     rng_key: jax.Array
-
-
-class _Site(NamedTuple):
-    distribution: EnergyBased
-    value: jax.Array
-    mask: jax.Array | None
 
 
 class Exchange(ModelKernel):
@@ -246,24 +238,9 @@ class Exchange(ModelKernel):
             raise ValueError(f"Exchange: the sites {scaled} are scaled, and data sets of a fraction can't be drawn")
 
     def _sites(self, z, model_args, model_kwargs):
-        """The intractable sites of the model at z."""
+        """The energy-based sites of the model at z."""
         values = self.get_constrain_fn(model_args, model_kwargs)(z)
-        found: dict = {}
-
-        class Find(Messenger):
-            def process_message(self, msg):
-                if msg["type"] != "sample" or msg["name"] not in names:
-                    return
-                distribution = unwrap(msg["fn"])
-                assert distribution is not None
-                batch_shape = site_batch_shape(msg)
-                value = jnp.broadcast_to(msg["value"], batch_shape + distribution.event_shape)
-                found[msg["name"]] = _Site(distribution, value, unmasked(msg["fn"], batch_shape))
-
-        names = self._names
-        with handlers.block(), Find():
-            handlers.substitute(handlers.seed(self._model, random.key(0)), data=values)(*model_args, **model_kwargs)
-        return found
+        return observed_sites(self._model, values, model_args, model_kwargs)
 
     def _propose(self, rng_key, z, adapt_state):
         if callable(self._proposal):
@@ -279,8 +256,9 @@ class Exchange(ModelKernel):
     def _draw(self, rng_key, site, step_size):
         """Auxiliary data at a site, and the acceptance of the chains that they come from."""
         if not hasattr(self._auxiliary, "step"):
-            whole = site.distribution.expand(site.value.shape[: site.value.ndim - site.distribution.event_dim])
-            return self._auxiliary(rng_key, whole, ()), jnp.ones(())
+            own = site.distribution.batch_shape + site.distribution.event_shape
+            drawn = self._auxiliary(rng_key, site.distribution, site.value.shape[: site.value.ndim - len(own)])
+            return jnp.broadcast_to(drawn, site.value.shape), jnp.ones(())
         logdensity_fn = detached(site.distribution, site.value)
         kernel = moves_on(site.distribution, self._auxiliary, step_size)
 

@@ -21,6 +21,7 @@ _LEAST_ESS = 0.05  # of the particles, at the worst temperature
 _LARGEST_STDERR = 1.0  # nats
 _LEAST_IMPORTANCE_ESS = 100
 _LARGEST_PARETO_K = 0.5  # over which weights have no variance
+_LEAST_SCATTER = 0.02  # of weights, relative to their mean
 _LARGEST_EDGE = 1e-6  # share of Z at the outermost nodes
 _LARGEST_CHANGE = 1e-3  # nats, of quadrature with half the nodes, or in twice the box
 
@@ -217,7 +218,10 @@ def _pareto_k(log_weights):
 
         psislw = array_stats.psislw
     with np.errstate(all="ignore"):
-        return np.asarray(psislw(log_weights)[1])
+        k = np.asarray(psislw(log_weights)[1])
+    # weights that are all but equal have rounding for a tail
+    weights = np.exp(log_weights - np.max(log_weights, axis=-1, keepdims=True))
+    return np.where(np.std(weights, axis=-1) < _LEAST_SCATTER * np.mean(weights, axis=-1), -np.inf, k)
 
 
 def _by_quadrature(distribution, rng_key, *, num_points=None, bounds=None):

@@ -11,11 +11,11 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax import random
-from jax.scipy.special import logsumexp
 from numpyro import handlers
 
 import numpyro_ebm as ebm
 from numpyro_ebm.energies import MAX_MEAN_WEIGHT
+from tests.infer.teacher import divergence, fresh_points, rejection, student, teacher
 
 RADIUS = 5.0
 X = ebm.SphereUniform(3).sample(random.key(7), (60,)) + jnp.array([0.0, 0.0, 1.0])
@@ -274,7 +274,8 @@ def test_the_last_finite_state_is_finite_in_the_constrained_space():
     assert pickle.loads(pickle.dumps(error)).step == 3
 
 
-def test_arguments_that_are_equal_but_not_the_same_are_kept_apart():
+@pytest.mark.slow
+def test_arguments_that_are_equal_but_not_the_same_are_kept_apart():  # 12 s
     def model(x, flag):
         energy = ebm.f1_energy("energy", dim=3, num_neurons=8, radius=RADIUS)
         with numpyro.plate("data", 60):
@@ -321,7 +322,8 @@ def test_same_key_same_result(make_key):  # case A16
     assert not np.array_equal(make().run(make_key(4), 10, X, progress_bar=False).losses, results[0].losses)
 
 
-def test_no_key_is_used_twice():  # case A16
+@pytest.mark.slow
+def test_no_key_is_used_twice():  # case A16; 20 s
     dual = make(restart_prob=0.3, num_substeps=2)
     state = dual.init(random.key(0), X)
     with jax.debug_key_reuse(True):
@@ -341,7 +343,8 @@ def test_training_goes_on_after_a_round_trip_in_pickle():  # case A14
     jax.tree.map(np.testing.assert_array_equal, update.mutable_state, dual.update(state, X)[0].mutable_state)
 
 
-def test_a_trainer_round_trips_in_pickle_after_a_run_on_subsamples():
+@pytest.mark.slow
+def test_a_trainer_round_trips_in_pickle_after_a_run_on_subsamples():  # 12 s
     dual = make(subsampled_model)
     expected = dual.run(random.key(0), 5, X, progress_bar=False).losses
     np.testing.assert_array_equal(
@@ -475,52 +478,6 @@ def test_a_guide_of_other_latent_variables_trains_along():
     dual = make(model, guide=guide, optim=optax.adam(0.1))
     result = dual.run(random.key(0), 300, X, jnp.linspace(2, 4, 60), progress_bar=False)
     assert abs(float(result.params["m"]) - 3) < 0.3
-
-
-# The published setting: d = 15, a teacher of two neurons with total variation 10
-
-
-def teacher():
-    angle = 1.0
-    features = np.zeros((2, 15), np.float32)
-    features[0, 0], features[1, :2] = 1.0, (np.cos(angle), np.sin(angle))
-    return ebm.F1Energy(features, jnp.zeros(2), -jnp.ones(2), radius=10.0), 10 * np.cos(angle / 2)
-
-
-def rejection(key, num):
-    """Exact draws of the teacher: uniform draws, kept with probability exp(-energy - bound)."""
-    energy, bound = teacher()
-
-    @jax.jit
-    def propose(key):
-        key_x, key_u = random.split(key)
-        x = ebm.SphereUniform(15).sample(key_x, (200_000,))
-        return x, jnp.log(random.uniform(key_u, (200_000,))) < -energy(x) - bound
-
-    kept, total = [], 0
-    while total < num:
-        key, key_round = random.split(key)
-        x, keep = map(np.asarray, propose(key_round))
-        kept.append(x[keep])
-        total += len(kept[-1])
-    return np.concatenate(kept)[:num]
-
-
-def student(x):
-    energy = ebm.f1_energy("energy", dim=15, num_neurons=64, radius=10.0)
-    with numpyro.plate("data", x.shape[0]):
-        numpyro.sample("x", ebm.EnergyBased(energy, base=ebm.SphereUniform(15)), obs=x)
-
-
-def divergence(fitted, fresh):
-    """KL(teacher to fit) from draws of the teacher: log Z's ratio is a mean of exponentials."""
-    log_ratio = teacher()[0](fresh) - fitted.energy(fresh)
-    return float(logsumexp(log_ratio) - jnp.log(len(fresh)) - jnp.mean(log_ratio))
-
-
-@functools.cache
-def fresh_points():
-    return jnp.asarray(rejection(random.key(1000), 100_000))
 
 
 @pytest.mark.slow
