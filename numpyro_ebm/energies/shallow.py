@@ -194,14 +194,16 @@ def _check_network(energy, arrays):
     radius, power = energy.radius, energy.power
     if radius is None or isinstance(radius, str):
         check_positive("radius", radius)
-    if not all(hasattr(array, "shape") or isinstance(array, float | int) for array in arrays.values()):
+    names = [name for name in arrays if name != "radius"]
+    if not all(hasattr(arrays[name], "shape") for name in names):
         return False  # a placeholder of a tree transformation
+    if not (hasattr(radius, "shape") or isinstance(radius, float | int)):
+        return False
     check_size("power", power)
     if np.ndim(radius) == 0:
         check_positive("radius", radius)
     elif not isinstance(radius, jax.core.Tracer) and not np.all(np.asarray(radius) > 0):
         raise ValueError(f"radius must be positive, got {radius}")
-    names = [name for name in arrays if name != "radius"]
     shapes = [jnp.shape(arrays[name]) for name in names]
     fits = len(shapes[0]) >= 2 and shapes[0][:-1] == shapes[1] and all(s[-1:] == shapes[1][-1:] for s in shapes[2:])
     if not fits:

@@ -21,14 +21,18 @@ from numpyro_ebm.kernels import SPHERE, mala
 from numpyro_ebm.pool import moves_on
 
 _AUXILIARY_TARGET = 0.8  # the optimum of high dimensions lets chains in few of them stick
+_MOST_CORRELATED = 100  # coordinates
 _TARGET = 0.3  # acceptance of proposals; optimal between 0.44 in one dimension and 0.234 in many
 
 
 class ExchangeAdapt(NamedTuple):
-    """What warm-up adapts: the scale of proposals, of each coordinate in deviations, and the auxiliary step sizes."""
+    """What warm-up adapts: the scale of proposals, a factor of their covariance, and the auxiliary step sizes.
+
+    Above a hundred coordinates the factor is diagonal, shape ``(d,)``; else triangular, shape ``(d, d)``.
+    """
 
     step_size: jax.Array
-    deviation: jax.Array
+    factor: jax.Array
     moments: Any
     auxiliary_step_size: dict
 
@@ -89,7 +93,7 @@ class Exchange(ModelKernel):
         variables, which must be continuous.
     proposal
         Positive number: standard deviation of a Gaussian step of unconstrained values, which warm-up adapts, together
-        with one scale for each coordinate, to an acceptance of 0.3. Or a function ``proposal(rng_key, z)`` that returns
+        with its covariance, to an acceptance of 0.3. Or a function ``proposal(rng_key, z)`` that returns
         a new dict of unconstrained values, and is symmetric.
     auxiliary
         Kernel of the auxiliary chains, from :mod:`numpyro_ebm.kernels`; by default MALA, whose step size warm-up adapts.
@@ -181,12 +185,13 @@ class Exchange(ModelKernel):
         def start(rng_key, z):
             potential = -self._logdensity_fn(model_args, model_kwargs)(z)
             flat, _ = ravel_pytree(z)
+            is_diagonal = flat.size > _MOST_CORRELATED
             zero = jnp.zeros((), potential.dtype)
             kernel_step = getattr(self._auxiliary, "step_size", None)
             adapt_state = ExchangeAdapt(
                 zero + (1.0 if callable(self._proposal) else self._proposal),
-                jnp.ones_like(flat),
-                welford_covariance(diagonal=True)[0](flat.size),
+                jnp.ones_like(flat) if is_diagonal else jnp.eye(flat.size, dtype=flat.dtype),
+                welford_covariance(diagonal=is_diagonal)[0](flat.size),
                 {
                     name: zero + (0.1 if kernel_step is None or callable(kernel_step) else kernel_step)
                     for name in self._names
@@ -246,8 +251,8 @@ class Exchange(ModelKernel):
         if callable(self._proposal):
             return self._proposal(rng_key, z)
         flat, unravel = ravel_pytree(z)
-        step = adapt_state.step_size * adapt_state.deviation
-        moved = unravel(flat + step * random.normal(rng_key, flat.shape, flat.dtype))
+        noise, factor = random.normal(rng_key, flat.shape, flat.dtype), adapt_state.factor
+        moved = unravel(flat + adapt_state.step_size * (factor * noise if factor.ndim == 1 else factor @ noise))
         return {
             name: value / jnp.linalg.norm(value, axis=-1, keepdims=True) if self._geometry[name] == SPHERE else value
             for name, value in moved.items()
@@ -317,29 +322,28 @@ class Exchange(ModelKernel):
         return step(state) if is_prng_key(state.rng_key) else jax.vmap(step)(state)
 
     def _adapt(self, i, z, accept_prob, rates, state):
-        """Scales of coordinates from the second quarter of warm-up; step sizes by Robbins and Monro all the way."""
+        """The covariance of the second and of the third quarter of warm-up; scales by Robbins and Monro all the way."""
         if not self._adapts:
             return state
-        quarter, half = self._num_warmup // 4, self._num_warmup // 2
-        _, update, _ = welford_covariance(diagonal=True)
         flat, _ = ravel_pytree(z)
-        collects, switches = (i >= quarter) & (i < half), (i == half) & (half > quarter + 1)
-        moments = jax.tree.map(
-            lambda new, old: jnp.where(collects, new, old), update(flat, state.moments), state.moments
-        )
-        deviation = jnp.sqrt(jnp.maximum(moments[1] / jnp.maximum(moments[2] - 1, 1), 1e-12))
-        deviation = jnp.where(switches, deviation, state.deviation).astype(state.deviation.dtype)
-        since = jnp.where(i < half, i, i - half) + 1
-        gain = since**-0.6
+        is_diagonal = state.factor.ndim == 1
+        begin, update, final = welford_covariance(diagonal=is_diagonal)
+        quarter = max(self._num_warmup // 4, 1)
+        switches = ((i == 2 * quarter) | (i == 3 * quarter)) & (state.moments[2] > 2 * flat.size)
+        covariance = final(state.moments, regularize=True)[0]
+        factor = jnp.sqrt(covariance) if is_diagonal else jnp.linalg.cholesky(covariance)
+        factor = jnp.where(switches, factor, state.factor)
+        moments = jax.tree.map(lambda new, old: jnp.where(switches, new, old), begin(flat.size), state.moments)
+        collects = (i >= quarter) & (i < 3 * quarter)
+        moments = jax.tree.map(lambda new, old: jnp.where(collects, new, old), update(flat, moments), moments)
+        gain = (i % quarter + 1.0) ** -0.6
         step_size = state.step_size * jnp.exp(gain * (accept_prob - _TARGET))
-        step_size = jnp.where(switches, 2.38 / flat.size**0.5, step_size).astype(state.step_size.dtype)
-        auxiliary = {
-            name: value * jnp.exp((i + 1.0) ** -0.6 * (rates[name] - _AUXILIARY_TARGET))
-            for name, value in state.auxiliary_step_size.items()
-        }
-        if getattr(self._auxiliary, "step_size", None) is not None or not hasattr(self._auxiliary, "step"):
-            auxiliary = state.auxiliary_step_size
-        adapted = ExchangeAdapt(step_size, deviation, moments, auxiliary)
+        step_size = jnp.where(switches, 2.38 / flat.size**0.5, step_size)
+        auxiliary = state.auxiliary_step_size
+        if hasattr(self._auxiliary, "step") and self._auxiliary.step_size is None:
+            gain = (i + 1.0) ** -0.6
+            auxiliary = {n: step * jnp.exp(gain * (rates[n] - _AUXILIARY_TARGET)) for n, step in auxiliary.items()}
+        adapted = ExchangeAdapt(step_size, factor, moments, auxiliary)
         return jax.tree.map(
             lambda new, old: jnp.where(i < self._num_warmup, new, old).astype(old.dtype), adapted, state
         )

@@ -384,3 +384,16 @@ def test_a_distribution_is_no_model():
 def test_refuses(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_fitted_distribution_is_an_argument_of_a_model():
+    """NumPyro looks at arguments through tree transformations, which put other things in the place of arrays."""
+    energy = ebm.F1Energy(jnp.eye(3), jnp.zeros(3), jnp.ones(3), radius=2.0)
+
+    def places(prior):
+        with numpyro.plate("places", 4):
+            numpyro.sample("place", prior)
+
+    mcmc = MCMC(NUTS(places), num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(random.key(0), ebm.EnergyBased(energy, ebm.SphereUniform(3)))
+    assert mcmc.get_samples()["place"].shape == (5, 4, 3)
