@@ -83,7 +83,7 @@ def log_normalizer(distribution: EnergyBased, rng_key: jax.Array, method: str = 
         ``"quadrature"``: on a grid in double precision, in one or two dimensions, on S^1 and S^2.
         ``"importance"``: draws of the base, weighted; for energies that vary by a few nats.
     **options
-        Of SMC: `num_particles` (16,000), `num_moves` at each temperature (10), `target_ess` (0.8), and `reference`, a proper
+        Of SMC: `num_particles` (24,000), `num_moves` at each temperature (10), `target_ess` (0.8), and `reference`, a proper
         distribution to start from where the base is not one. Of quadrature: `num_points` in each dimension
         and `bounds`, as in :class:`~numpyro_ebm.Quadrature`. Of importance sampling: `num_draws` (100,000) and `reference`.
 
@@ -133,7 +133,7 @@ def log_normalizer(distribution: EnergyBased, rng_key: jax.Array, method: str = 
     return methods[method](distribution, rng_key, **options)
 
 
-def _by_smc(distribution, rng_key, *, num_particles=16_000, num_moves=10, target_ess=0.8, reference=None):
+def _by_smc(distribution, rng_key, *, num_particles=24_000, num_moves=10, target_ess=0.8, reference=None):
     key_run, key_gather = random.split(rng_key)
     run = tempered_smc(distribution, key_run, num_particles, num_moves, target_ess, reference, is_reversed=True)
     forward, stderr = log_mean(run.forward)
