@@ -383,5 +383,6 @@ def _result(value, stderr, ess, faults, particles=None, num_temperatures=None):
         reason = np.where(condition, words, reason)
     reliable = reason == ""
     if not shape:
+        value, stderr, ess = (float(part) for part in (value, stderr, ess))
         return LogNormalizer(value, stderr, ess, bool(reliable), str(reason), particles, num_temperatures)
     return LogNormalizer(value, stderr, ess, reliable, reason, particles, num_temperatures)

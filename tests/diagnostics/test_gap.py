@@ -100,20 +100,20 @@ def test_a_standardised_table():
 
 @pytest.mark.slow
 def test_the_published_setting():
-    """Budget: 3 minutes. Four moves of a quarter step are within twice the floor; one coarse move is far above."""
+    """Budget: 4 minutes. Four moves of a quarter step are within twice the floor; one coarse move is far above."""
     x = rejection(random.key(0), 10_000)
     gaps = {}
     for name, options in (
-        ("four", {"num_substeps": 4, "kernel": ebm.kernels.ula}),
+        ("four", {"num_substeps": 4}),
         ("coarse", {"kernel": ebm.kernels.sphere.projected}),
     ):
         dual = ebm.DualSGDA(student, step_size=2e-2, timescale=10.0, num_chains=20_000, **options)
         result = dual.run(random.key(100), 3_000, x, progress_bar=False)
         fitted = ebm.fitted_distribution(student, result.params, x)
-        gaps[name] = ebm.duality_gap(fitted, x, random.key(1), num_moves=20)
+        gaps[name] = ebm.duality_gap(fitted, x, random.key(1))
     assert gaps["four"].reliable
     assert gaps["four"].value < 2 * gaps["four"].floor
-    assert gaps["coarse"].value > 4 * gaps["coarse"].floor
+    assert gaps["coarse"].value > 3 * gaps["coarse"].floor
 
 
 def test_what_has_no_gap_is_refused():
