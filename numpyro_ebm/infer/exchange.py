@@ -21,6 +21,7 @@ from numpyro_ebm.kernels import SPHERE, mala
 from numpyro_ebm.pool import moves_on
 
 _AUXILIARY_TARGET = 0.8  # the optimum of high dimensions lets chains in few of them stick
+_LEAST_AUXILIARY = 0.1
 _MOST_CORRELATED = 100  # coordinates
 _TARGET = 0.3  # acceptance of proposals; optimal between 0.44 in one dimension and 0.234 in many
 
@@ -55,7 +56,8 @@ class ExchangeState(NamedTuple):
     auxiliary_accept_prob
         Acceptance in the last auxiliary chains; 1 where they are drawn exactly.
     diverging
-        Whether auxiliary data or the log-density of the proposal were not finite.
+        Whether auxiliary data or the log-density of the proposal were not finite, or auxiliary chains stood still
+        (acceptance below 0.1): with data that have not moved, a proposal is accepted whatever it is worth.
     adapt_state
         :class:`ExchangeAdapt`.
     rng_key
@@ -96,7 +98,8 @@ class Exchange(ModelKernel):
         with its covariance, to an acceptance of 0.3. Or a function ``proposal(rng_key, z)`` that returns
         a new dict of unconstrained values, and is symmetric.
     auxiliary
-        Kernel of the auxiliary chains, from :mod:`numpyro_ebm.kernels`; by default MALA, whose step size warm-up adapts.
+        Kernel of the auxiliary chains, from :mod:`numpyro_ebm.kernels`; by default MALA, whose step size warm-up adapts, and
+        the first half of the moves at each proposal.
         Or a function ``auxiliary(rng_key, distribution, sample_shape)`` that draws exactly.
     num_auxiliary_steps
         Moves of each auxiliary chain.
@@ -265,20 +268,25 @@ class Exchange(ModelKernel):
             drawn = self._auxiliary(rng_key, site.distribution, site.value.shape[: site.value.ndim - len(own)])
             return jnp.broadcast_to(drawn, site.value.shape), jnp.ones(())
         logdensity_fn = detached(site.distribution, site.value)
-        kernel = moves_on(site.distribution, self._auxiliary, step_size)
+        num, adapts = self._num_auxiliary_steps, self._auxiliary.step_size is None
 
-        def move(state, key):
-            state, info = kernel.step(key, state, logdensity_fn)
+        def move(carry, inputs):
+            state, step_size = carry
+            i, key = inputs
+            state, info = moves_on(site.distribution, self._auxiliary, step_size).step(key, state, logdensity_fn)
             rate = info.acceptance_rate
-            return state, jnp.mean(rate) if site.mask is None else jnp.sum(rate * site.mask) / jnp.sum(site.mask)
+            rate = jnp.mean(rate) if site.mask is None else jnp.sum(rate * site.mask) / jnp.sum(site.mask)
+            if adapts:  # to the proposal, in the first half of the moves: elsewhere another step is right
+                step_size *= jnp.where(i < num // 2, jnp.exp(rate - _AUXILIARY_TARGET), 1).astype(step_size.dtype)
+            return (state, step_size), rate
 
         value = site.value
         if site.mask is not None:
             hidden = jnp.reshape(~site.mask, site.mask.shape + (1,) * site.distribution.event_dim)
             value = jnp.where(hidden, site.distribution.support.feasible_like(value), value)
-        state = kernel.init(value, logdensity_fn)
-        state, rates = lax.scan(move, state, random.split(rng_key, self._num_auxiliary_steps))
-        return state.position, jnp.mean(rates)
+        state = moves_on(site.distribution, self._auxiliary, step_size).init(value, logdensity_fn)
+        (state, _), rates = lax.scan(move, (state, step_size), (jnp.arange(num), random.split(rng_key, num)))
+        return state.position, jnp.mean(rates[num // 2 :])
 
     def sample(self, state, model_args, model_kwargs):
         """Propose once."""
@@ -294,10 +302,9 @@ class Exchange(ModelKernel):
             is_finite = jnp.isfinite(potential)
             for key, name in zip(random.split(key_draw, len(self._names)), self._names, strict=True):
                 drawn, rates[name] = self._draw(key, there[name], adapt_state.auxiliary_step_size[name])
-                terms = here[name].distribution.unnormalized_log_prob(drawn) - there[
-                    name
-                ].distribution.unnormalized_log_prob(drawn)
-                log_ratio += jnp.sum(terms if here[name].mask is None else jnp.where(here[name].mask, terms, 0))
+                old, new = (sites[name].distribution.unnormalized_log_prob(drawn) for sites in (here, there))
+                mask = True if here[name].mask is None else here[name].mask
+                log_ratio += jnp.sum(jnp.where(mask, old - new, 0))
             is_finite &= jnp.isfinite(log_ratio)
             accept_prob = jnp.where(is_finite, jnp.exp(jnp.minimum(log_ratio, 0)), 0).astype(state.accept_prob.dtype)
             is_accepted = random.uniform(key_accept) < accept_prob
@@ -314,7 +321,7 @@ class Exchange(ModelKernel):
                 accept_prob,
                 state.mean_accept_prob + (accept_prob - state.mean_accept_prob) / n,
                 rate,
-                ~is_finite,
+                ~is_finite | (rate < _LEAST_AUXILIARY),
                 self._adapt(state.i, z, accept_prob, rates, adapt_state),
                 rng_key,
             )
