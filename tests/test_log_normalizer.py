@@ -138,6 +138,29 @@ def test_a_pole_at_an_edge_is_flagged():
     assert not ebm.log_normalizer(d, random.key(0), "quadrature").reliable
 
 
+STANDARD = ebm.EnergyBased(lambda x: x**2 / 2, dist.Normal(0, 1))
+BATCH = ebm.EnergyBased(lambda x: jnp.array([1.0, 2.0, -1.0]) * x, dist.Normal(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("base", "bounds"),
+    [(dist.HalfNormal(1), (0.0, 0.5)), (dist.Uniform(0, 1), (0.2, 0.8)), (dist.Normal(0, 1), (-1, 1))],
+)
+def test_bounds_that_leave_out_mass_are_flagged(base, bounds):
+    z = ebm.log_normalizer(ebm.EnergyBased(lambda x: 0 * x, base), random.key(0), "quadrature", bounds=bounds)
+    assert not z.reliable
+
+
+def test_a_base_that_nodes_miss_is_not_called_infinite():
+    z = ebm.log_normalizer(ebm.EnergyBased(lambda x: 0 * x, dist.Beta(0.2, 0.2)), random.key(0), "quadrature")
+    assert not z.reliable
+    assert np.isfinite(z.value)
+
+
+def test_few_particles_are_flagged():
+    assert not ebm.log_normalizer(STANDARD, random.key(0), num_particles=16).reliable
+
+
 def test_an_improper_base_with_a_reference():
     d = ebm.EnergyBased(lambda x: x**2 / 2, FLAT)
     z = ebm.log_normalizer(d, random.key(0), reference=dist.Normal(1, 2))
@@ -202,6 +225,25 @@ def test_log_likelihood():
             "continuous",
         ),
         (lambda d: ebm.log_likelihood(d, jnp.array([[jnp.nan]]), random.key(0)), ValueError, "must be finite"),
+        (
+            lambda d: ebm.log_normalizer(STANDARD, random.key(0), reference=dist.HalfNormal(1)),
+            ValueError,
+            "must have the support",
+        ),
+        (
+            lambda d: ebm.log_normalizer(STANDARD, random.key(0), reference=dist.Normal(jnp.zeros(3), 1)),
+            ValueError,
+            "must have the batch shape",
+        ),
+        (lambda d: ebm.log_likelihood(BATCH, jnp.zeros((7, 1)), random.key(0)), ValueError, "x must have shape"),
+        (lambda d: ebm.log_likelihood(BATCH, jnp.zeros(()), random.key(0)), ValueError, "x must have shape"),
+        (
+            lambda d: ebm.log_likelihood(
+                BATCH, jnp.zeros(3), random.key(0), normalizer=ebm.log_normalizer(STANDARD, random.key(0), "quadrature")
+            ),
+            ValueError,
+            "normalizer is of batch shape",
+        ),
         (lambda d: ebm.log_likelihood(d, jnp.zeros((3, 2)), random.key(0)), ValueError, "event shape"),
     ],
 )

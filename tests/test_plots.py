@@ -22,6 +22,7 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def _closed_figures():
+    plt.close("all")
     yield
     plt.close("all")
 

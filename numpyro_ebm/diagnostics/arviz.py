@@ -19,7 +19,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro_ebm.diagnostics.posterior import posterior_log_likelihood
 from numpyro_ebm.distributions import EnergyBased, ambient, is_sphere
 from numpyro_ebm.energies import check_size
-from numpyro_ebm.handlers import fitted_distribution, observed_sites
+from numpyro_ebm.handlers import fitted_distribution, normalizer_dependencies, observed_sites
 from numpyro_ebm.infer import MALA
 from numpyro_ebm.normalizer import log_likelihood as normalized_log_likelihood
 from numpyro_ebm.pool import PoolState
@@ -181,34 +181,44 @@ def block_fields(kernel: Gibbs) -> tuple[str, ...]:
 
 def _of_mcmc(mcmc, rng_key, log_likelihood, options, coords, dims):
     model, args, kwargs = mcmc.sampler.model, mcmc._args, mcmc._kwargs
-    samples, energies = mcmc.get_samples(group_by_chain=True), set()
+    samples, energies, hidden = mcmc.get_samples(group_by_chain=True), set(), set()
     if model is not None:
-        latents = latent_sample_sites(prototype_trace(ambient(model), random.key(0), args, kwargs))
-        samples = {name: values for name, values in samples.items() if name in latents}
+        trace = prototype_trace(ambient(model), random.key(0), args, kwargs)
+        samples = {name: values for name, values in samples.items() if name in latent_sample_sites(trace)}
         energies = set(observed_sites(model, jax.tree.map(lambda v: v[0, 0], samples), args, kwargs))
+        hidden = {
+            name for name in normalizer_dependencies(model, args, kwargs) if trace[name]["is_observed"]
+        } - energies
     # ArviZ would take densities without their normalisers for likelihoods
-    of_numpyro = log_likelihood and model is not None and not energies
+    of_numpyro = log_likelihood and model is not None and not energies and not hidden
     idata = arviz.from_numpyro(mcmc, coords=coords, dims=dims, log_likelihood=of_numpyro)
     stats = _block_statistics(mcmc) if isinstance(mcmc.sampler, Gibbs) else {}
-    if log_likelihood and energies:
-        if rng_key is None:
-            raise ValueError(
-                f"log Z of sites {sorted(energies)} must be estimated: give rng_key, or log_likelihood=False"
+    if log_likelihood and (energies or hidden):
+        likelihoods = {}
+        if energies:
+            others = {name: value for name, value in options.items() if name != "method"}
+            method = options.get("method", "smc")
+            found = posterior_log_likelihood(
+                model, samples, *args, rng_key=rng_key, method=method, options=others, **kwargs
             )
-        others = {name: value for name, value in options.items() if name != "method"}
-        method = options.get("method", "smc")
-        found = posterior_log_likelihood(
-            model, samples, *args, rng_key=rng_key, method=method, options=others, **kwargs
-        )
-        likelihoods = {name: site.value for name, site in found.items()}
-        for name, site in found.items():
-            if not site.reliable:
-                _warn(name, site.reason)
-            suffix = "" if len(found) == 1 else f"_{name}"
-            stats |= {f"log_normalizer{suffix}": site.log_normalizer, f"log_normalizer_stderr{suffix}": site.stderr}
+            for name, site in found.items():
+                # ArviZ knows no masks: what they hide is left out, in one dimension
+                shown = np.all(np.isfinite(site.value), axis=(0, 1))
+                likelihoods[name] = site.value if np.all(shown) else site.value[:, :, shown]
+                if not site.reliable:
+                    _warn(name, site.reason)
+                suffix = "" if len(found) == 1 else f"_{name}"
+                stats |= {f"log_normalizer{suffix}": site.log_normalizer, f"log_normalizer_stderr{suffix}": site.stderr}
+        for name in hidden:
+            warnings.warn(
+                f"site {name!r}: its energy stands below a transform or in a mixture, whose log-likelihood is left out",
+                stacklevel=3,
+            )
         ordinary = numpyro_log_likelihood(model, samples, *args, batch_ndims=2, **kwargs)
-        likelihoods |= {name: np.asarray(values) for name, values in ordinary.items() if name not in energies}
-        _attach(idata, "log_likelihood", _dataset(likelihoods, ("chain", "draw"), coords, None))
+        likelihoods |= {n: np.asarray(values) for n, values in ordinary.items() if n not in energies | hidden}
+        if likelihoods:
+            leading = {n: (dims or {}).get(n, [])[: np.ndim(v) - 2] for n, v in likelihoods.items()}
+            _attach(idata, "log_likelihood", _dataset(likelihoods, ("chain", "draw"), coords, leading))
     if stats:
         known = idata["sample_stats"]
         known = known.to_dataset() if hasattr(known, "to_dataset") else known

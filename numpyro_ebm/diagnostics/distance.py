@@ -10,7 +10,9 @@ from jax.typing import ArrayLike
 
 from numpyro_ebm.distributions import EnergyBased, is_sphere, validate_observations
 from numpyro_ebm.energies import as_float, check_size
-from numpyro_ebm.normalizer import log_normalizer
+from numpyro_ebm.normalizer import ParticleSampler, log_normalizer
+
+_LEAST_DRAWS = 160
 
 
 class ScoreDistance(NamedTuple):
@@ -94,12 +96,18 @@ def score_distance(
     if x is not None:
         x = as_float(x)
         validate_observations("x", p if isinstance(p, EnergyBased) else EnergyBased(_zero(p), p), x)
+    elif isinstance(p, EnergyBased) and isinstance(p.sampler, ParticleSampler):
+        x, num_batches = p.sampler.particles, 16
     elif isinstance(p, EnergyBased) and p.sampler is None:
         z = log_normalizer(p, rng_key, num_particles=num_draws, **options)
         x, reliable, reason, num_batches = z.particles, z.reliable, z.reason, 16
     else:
         x = p.sample(rng_key, (num_draws,))
     x = jnp.reshape(x, (-1, *p.event_shape))
+    if q.support.is_discrete or not bool(jnp.all(q.support(x))):
+        raise ValueError(f"q must have density wherever p has, but draws of p lie outside of its support {q.support}")
+    if len(x) < _LEAST_DRAWS:
+        raise ValueError(f"take at least {_LEAST_DRAWS} draws, got {len(x)}")
     difference = _score(p, x) - _score(q, x)
     if is_sphere(p.support):
         difference -= jnp.sum(difference * x, -1, keepdims=True) * x

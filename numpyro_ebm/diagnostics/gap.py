@@ -19,6 +19,7 @@ from numpyro_ebm.normalizer import log_normalizer
 _NUM_RANDOM = 1_000
 _NUM_STEPS = 300
 _NUM_BATCHES = 16
+_LEAST_DRAWS = 160
 
 
 class DualityGap(NamedTuple):
@@ -32,7 +33,7 @@ class DualityGap(NamedTuple):
         Its Monte Carlo error, at the neuron that was found.
     floor
         Mean of the gap that the noise of as many draws makes by itself: values up to about twice of it are no evidence
-        of anything to gain.
+        of anything to gain on these observations. The noise of the observations is not in it.
     neuron
         The feature at which the supremum is taken, of unit norm, shape ``(d,)`` (``(d + 1,)`` with bias); adding
         it with the sign of `slope` lowers the loss fastest.
@@ -129,6 +130,8 @@ def duality_gap(
         particles, reliable, reason = z.particles, z.reliable, z.reason
     draws = as_float(particles)
     validate_observations("particles", distribution, draws)
+    if len(draws) < _LEAST_DRAWS:
+        raise ValueError(f"take at least {_LEAST_DRAWS} particles, got {len(draws)}")
     draws = unit(draws)
 
     num, radius = draws.shape[0], jnp.asarray(energy.radius)
@@ -144,7 +147,7 @@ def duality_gap(
     terms = radius * jnp.sign(slope) * energy.activations(draws, neuron[None])[:, 0] - energy(draws)
     means = np.asarray(jnp.mean(jnp.reshape(terms[: num - num % _NUM_BATCHES], (_NUM_BATCHES, -1)), 1), np.float64)
     scale = student.ppf(0.975, _NUM_BATCHES - 1) / 1.96
-    stderr = beta * scale * float(np.std(means, ddof=1)) / math.sqrt(_NUM_BATCHES)
+    stderr = float(beta * scale * np.std(means, ddof=1) / math.sqrt(_NUM_BATCHES))
 
     floors = []
     for key in random.split(key_floor, num_bootstrap):

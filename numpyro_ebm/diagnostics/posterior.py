@@ -41,7 +41,7 @@ def posterior_log_likelihood(
     model: Callable,
     samples: dict[str, Any],
     *args: Any,
-    rng_key: jax.Array,
+    rng_key: jax.Array | None = None,
     method: str = "smc",
     options: dict | None = None,
     **kwargs: Any,
@@ -64,7 +64,7 @@ def posterior_log_likelihood(
     args, kwargs
         The model's arguments.
     rng_key
-        Key.
+        Key; not needed where all log Z are known.
     method
         Of :func:`~numpyro_ebm.log_normalizer` at references, ``"smc"`` or ``"importance"``; or ``"quadrature"``, at every draw.
     options
@@ -73,7 +73,7 @@ def posterior_log_likelihood(
     Raises
     ------
     ValueError
-        If the model has no observed energy-based site, or samples are not of one shape.
+        If the model has no observed energy-based site, samples are not of one shape, or a key is missing.
     """
     shapes = {np.shape(value)[:2] for value in samples.values()}
     if len(shapes) != 1 or len(next(iter(shapes))) != 2:
@@ -83,17 +83,25 @@ def posterior_log_likelihood(
     first = observed_sites(model, jax.tree.map(lambda v: v[0], flat), args, kwargs)
     if not first:
         raise ValueError("the model has no observed energy-based site")
+    unknown = [name for name, site in first.items() if site.distribution.log_normalizer is None]
+    if unknown and rng_key is None:
+        raise ValueError(f"log Z of sites {sorted(unknown)} must be estimated: give rng_key")
     found = {}
-    for key, name in zip(random.split(rng_key, len(first)), first, strict=True):
+    for i, name in enumerate(first):
 
         def at(values, name=name):
             return observed_sites(model, values, args, kwargs)[name].distribution
 
-        if method == "quadrature":
-            log_z, stderr, reason = _by_quadrature(at, flat, **(options or {})), None, ""
-            stderr = np.zeros_like(log_z)
+        reason = ""
+        if name not in unknown:
+            log_z = _of_each(lambda d: d.log_normalizer_value(), at, flat)
+        elif method == "quadrature":
+            log_z = _of_each(Quadrature(**(options or {})).log_normalizer, at, flat)
         else:
-            log_z, stderr, reason = _by_references(at, flat, key, method, options or {})
+            assert rng_key is not None
+            log_z, stderr, reason = _by_references(at, flat, random.fold_in(rng_key, i), method, options or {})
+        if name not in unknown or method == "quadrature":
+            stderr = np.zeros_like(log_z)
         value, mask = first[name].value, first[name].mask
         density = np.asarray(
             jax.jit(lambda flat, at=at, x=value: lax.map(lambda v: at(v).unnormalized_log_prob(x), flat))(flat),
@@ -113,9 +121,14 @@ def posterior_log_likelihood(
     return found
 
 
-def _by_quadrature(at, flat, num_points=None, bounds=None):
-    rule = Quadrature(num_points, bounds)
-    return np.asarray(jax.jit(lambda flat: lax.map(lambda v: rule.log_normalizer(at(v)), flat))(flat), np.float64)
+def _of_each(log_normalizer, at, flat):
+    """log Z at each draw, where a function of the distribution gives it."""
+
+    def at_draw(values):
+        distribution = at(values)
+        return jnp.broadcast_to(log_normalizer(distribution), distribution.batch_shape)
+
+    return np.asarray(jax.jit(lambda flat: lax.map(at_draw, flat))(flat), np.float64)
 
 
 def _by_references(at, flat, rng_key, method, options):

@@ -13,7 +13,7 @@ from numpyro.infer.hmc_util import welford_covariance
 from numpyro.infer.initialization import init_to_median
 from numpyro.util import is_prng_key
 
-from numpyro_ebm.distributions import ambient, detached
+from numpyro_ebm.distributions import ambient, detached, unwrap
 from numpyro_ebm.energies import check_positive, check_size
 from numpyro_ebm.handlers import normalizer_dependencies, observed_sites
 from numpyro_ebm.infer.model_kernel import ModelKernel
@@ -183,7 +183,6 @@ class Exchange(ModelKernel):
         rng_key, key_model = keys[0], keys[1]
         self._inspect(rng_key[0] if vectorized else rng_key, model_args, model_kwargs)
         init_params = self._init_model(key_model, init_params, model_args, model_kwargs)
-        self._elements = None  # a proposal is accepted as a whole
 
         def start(rng_key, z):
             potential = -self._logdensity_fn(model_args, model_kwargs)(z)
@@ -225,6 +224,11 @@ class Exchange(ModelKernel):
                 f"Exchange: no normaliser of the energy-based sites {sorted(depends)} depends on a latent variable: use NUTS or MALA"
             )
         latent = {n: s for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+        hidden = [name for name in self._names if name not in latent and unwrap(trace[name]["fn"]) is None]
+        if hidden:
+            raise ValueError(
+                f"Exchange: the energies of sites {hidden} stand below a transform or in a mixture: observe them directly"
+            )
         faults = [name for name in self._names if name in latent]
         if faults:
             raise ValueError(
@@ -275,15 +279,18 @@ class Exchange(ModelKernel):
             i, key = inputs
             state, info = moves_on(site.distribution, self._auxiliary, step_size).step(key, state, logdensity_fn)
             rate = info.acceptance_rate
+            if adapts:  # each element to the proposal, in the first half of the moves: elsewhere another step is right
+                change = jnp.where(i < num // 2, jnp.exp(rate - _AUXILIARY_TARGET), 1).astype(step_size.dtype)
+                step_size *= jnp.reshape(change, step_size.shape)
             rate = jnp.mean(rate) if site.mask is None else jnp.sum(rate * site.mask) / jnp.sum(site.mask)
-            if adapts:  # to the proposal, in the first half of the moves: elsewhere another step is right
-                step_size *= jnp.where(i < num // 2, jnp.exp(rate - _AUXILIARY_TARGET), 1).astype(step_size.dtype)
             return (state, step_size), rate
 
         value = site.value
         if site.mask is not None:
             hidden = jnp.reshape(~site.mask, site.mask.shape + (1,) * site.distribution.event_dim)
             value = jnp.where(hidden, site.distribution.support.feasible_like(value), value)
+        event_dim = site.distribution.event_dim
+        step_size = jnp.full(value.shape[: value.ndim - event_dim] + (1,) * event_dim, step_size)
         state = moves_on(site.distribution, self._auxiliary, step_size).init(value, logdensity_fn)
         (state, _), rates = lax.scan(move, (state, step_size), (jnp.arange(num), random.split(rng_key, num)))
         return state.position, jnp.mean(rates[num // 2 :])
@@ -337,13 +344,13 @@ class Exchange(ModelKernel):
         begin, update, final = welford_covariance(diagonal=is_diagonal)
         quarter = max(self._num_warmup // 4, 1)
         switches = ((i == 2 * quarter) | (i == 3 * quarter)) & (state.moments[2] > 2 * flat.size)
-        covariance = final(state.moments, regularize=True)[0]
+        covariance = self._symmetric(final(state.moments, regularize=True)[0], z)
         factor = jnp.sqrt(covariance) if is_diagonal else jnp.linalg.cholesky(covariance)
         factor = jnp.where(switches, factor, state.factor)
         moments = jax.tree.map(lambda new, old: jnp.where(switches, new, old), begin(flat.size), state.moments)
         collects = (i >= quarter) & (i < 3 * quarter)
         moments = jax.tree.map(lambda new, old: jnp.where(collects, new, old), update(flat, moments), moments)
-        gain = (i % quarter + 1.0) ** -0.6
+        gain = (i - quarter * jnp.minimum(i // quarter, 3) + 1.0) ** -0.6
         step_size = state.step_size * jnp.exp(gain * (accept_prob - _TARGET))
         step_size = jnp.where(switches, 2.38 / flat.size**0.5, step_size)
         auxiliary = state.auxiliary_step_size
@@ -354,6 +361,20 @@ class Exchange(ModelKernel):
         return jax.tree.map(
             lambda new, old: jnp.where(i < self._num_warmup, new, old).astype(old.dtype), adapted, state
         )
+
+    def _symmetric(self, covariance, z):
+        """A covariance that is one number for a site on a sphere: there only such steps are as likely there as back."""
+        numbers = {name: i if self._geometry[name] == SPHERE else -1 for i, name in enumerate(z)}
+        site, _ = ravel_pytree({name: jnp.full(jnp.shape(value), numbers[name]) for name, value in z.items()})
+        variance = covariance if covariance.ndim == 1 else jnp.diagonal(covariance)
+        for number in numbers.values():
+            if number >= 0:
+                mean = jnp.sum(jnp.where(site == number, variance, 0)) / jnp.sum(site == number)
+                variance = jnp.where(site == number, mean, variance)
+        if covariance.ndim == 1:
+            return variance
+        is_free = (site[:, None] < 0) & (site[None, :] < 0)
+        return jnp.where(is_free, covariance, jnp.diag(variance))
 
     def refresh(self, state, model_args, model_kwargs):
         """Recompute the log-density of `state.z` for new arguments."""

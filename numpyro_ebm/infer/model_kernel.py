@@ -98,7 +98,8 @@ class ModelKernel(MCMCKernel):
                 f"the supports of {sorted(latent)} depend on other sites, or have arrays as bounds; Gibbs does not serve "
                 "supports that depend on another block: put these sites into one block"
             )
-        self._elements = independent_elements(model, info.model_trace, latent, model_args, model_kwargs)
+        if self._uses_gradient:
+            self._elements = independent_elements(model, info.model_trace, latent, model_args, model_kwargs)
         z = info.param_info.z
         if init_params is not None:
             unknown = sorted(set(init_params) - set(z))

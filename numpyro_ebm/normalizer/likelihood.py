@@ -1,5 +1,6 @@
 """log Z with its error and whether to believe it, and log-likelihoods by it."""
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,9 +16,10 @@ from scipy.stats import t as student
 from numpyro_ebm.distributions import EnergyBased, is_sphere, validate_observations
 from numpyro_ebm.energies import as_float, check_size
 from numpyro_ebm.estimators import Quadrature
-from numpyro_ebm.normalizer.smc import LARGEST_DRIFT, NUM_ISLANDS, gather, is_spreading, tempered_smc
+from numpyro_ebm.normalizer.smc import LARGEST_DRIFT, NUM_ISLANDS, check_reference, gather, is_spreading, tempered_smc
 
 _LEAST_ESS = 0.05  # of the particles, at the worst temperature
+_LEAST_PARTICLES = 320
 _LARGEST_STDERR = 1.0  # nats
 _LEAST_IMPORTANCE_ESS = 100
 _LARGEST_PARETO_K = 0.5  # over which weights have no variance
@@ -130,6 +132,10 @@ def log_normalizer(distribution: EnergyBased, rng_key: jax.Array, method: str = 
         raise ValueError(f"method must be one of {sorted(methods)}, got {method!r}")
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((distribution, rng_key))):
         raise ValueError("log_normalizer looks at its numbers: call it outside of jax.jit, vmap and grad")
+    known = [name for name in inspect.signature(methods[method]).parameters if name not in ("distribution", "rng_key")]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise TypeError(f"method {method!r} has no option {unknown[0]!r}: its options are {known}")
     return methods[method](distribution, rng_key, **options)
 
 
@@ -154,6 +160,7 @@ def _by_smc(distribution, rng_key, *, num_particles=24_000, num_moves=10, target
             (drift < -5 * drift_stderr) & (drift < -LARGEST_DRIFT),
             "particles still move inwards after the last temperature: take more num_moves",
         ),
+        (np.full(forward.shape, num < _LEAST_PARTICLES), f"take at least {_LEAST_PARTICLES} num_particles"),
         (
             _pareto_k(run.log_weights) > _LARGEST_PARETO_K,
             "the density has heavier tails than the base, or no normaliser (Pareto k over 0.5 at the last temperature): start from a "
@@ -174,7 +181,7 @@ def _by_smc(distribution, rng_key, *, num_particles=24_000, num_moves=10, target
 
 def _by_importance(distribution, rng_key, *, num_draws=100_000, reference=None):
     check_size("num_draws", num_draws)
-    base = distribution.base if reference is None else reference
+    base = check_reference(distribution, reference)
     batch_shape = distribution.batch_shape
     key_draw, key_resample = random.split(rng_key)
     try:
@@ -235,9 +242,9 @@ def _by_quadrature(distribution, rng_key, *, num_points=None, bounds=None):
         error = np.abs(value - _integral(double, Quadrature(coarser, bounds))[0])
         # a box on an unbounded support leaves something out: what twice its size finds
         outside = edge > _LARGEST_EDGE
-        wider = None if bounds is None else _twice(double, bounds)
-        if wider is not None:
-            outside = np.abs(_integral(double, Quadrature(num_points, wider))[0] - value) > _LARGEST_CHANGE
+        if bounds is not None:
+            rule = Quadrature(num_points, _twice(double, bounds))
+            outside = np.abs(_integral(double, rule)[0] - value) > _LARGEST_CHANGE
     faults = [
         (~np.isfinite(value), "the density is not finite at some nodes"),
         (
@@ -247,7 +254,8 @@ def _by_quadrature(distribution, rng_key, *, num_points=None, bounds=None):
         (np.abs(mass) > _LARGEST_CHANGE, "the nodes miss some of the base's own mass: give bounds, or more num_points"),
         (error > _LARGEST_CHANGE, "half the nodes give another value: take more num_points"),
     ]
-    value = np.where(np.isfinite(value), np.where(outside, np.inf, value), np.nan)
+    is_infinite = outside & (np.abs(mass) < _LARGEST_CHANGE)
+    value = np.where(np.isfinite(value), np.where(is_infinite, np.inf, value), np.nan)
     return _result(value, error, np.full(value.shape, np.inf), faults)
 
 
@@ -267,7 +275,7 @@ def _integral(distribution, rule):
 
 
 def _twice(distribution, bounds):
-    """A box of twice the size; None where the support has no room for it."""
+    """A box of twice the size; None, for all of the support, where that has no room for it."""
     low, high = (np.broadcast_to(np.asarray(bound, float), distribution.event_shape) for bound in bounds)
     wider = low - (high - low) / 2, high + (high - low) / 2
     return wider if np.all(distribution.support(jnp.asarray(np.stack(wider)))) else None
@@ -359,6 +367,15 @@ def log_likelihood(
     """
     x = as_float(x)
     validate_observations("x", distribution, x)
+    shape = distribution.batch_shape + distribution.event_shape
+    if x.shape[x.ndim - len(shape) :] != shape:
+        raise ValueError(
+            f"x must have shape (n, *{distribution.batch_shape}, *{distribution.event_shape}), got {x.shape}"
+        )
+    if normalizer is not None and np.shape(normalizer.value) != distribution.batch_shape:
+        raise ValueError(
+            f"normalizer is of batch shape {np.shape(normalizer.value)}, but the distribution of {distribution.batch_shape}"
+        )
     if normalizer is None:
         normalizer = log_normalizer(distribution, rng_key, **options)
     value = np.asarray(_density(distribution, x), np.float64) - normalizer.value

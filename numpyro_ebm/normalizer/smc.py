@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from blackjax.smc import ess, resampling, solver, tempered
 from jax import lax, random
-from numpyro.distributions import biject_to
+from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import AffineTransform
 
 from numpyro_ebm.distributions import EnergyBased, is_sphere
@@ -139,14 +139,45 @@ def tempered_smc(
     )
 
 
+def check_reference(distribution: EnergyBased, reference: Any) -> dist.Distribution:
+    """What draws start from: the base, or a reference, which must have its events and support.
+
+    Raises
+    ------
+    ValueError
+        If it has not.
+    """
+    if reference is None:
+        return distribution.base
+    if not isinstance(reference, dist.Distribution) or reference.event_shape != distribution.event_shape:
+        shape = f" of event shape {reference.event_shape}" if hasattr(reference, "event_shape") else ""
+        raise ValueError(
+            f"reference must be a distribution of event shape {distribution.event_shape}, got {type(reference).__name__}{shape}"
+        )
+    try:
+        jnp.broadcast_shapes(reference.batch_shape, distribution.batch_shape)
+        fits = len(reference.batch_shape) <= len(distribution.batch_shape)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"reference must have the batch shape {distribution.batch_shape}, got {reference.batch_shape}")
+    supports = [_elementwise(d.support) for d in (reference, distribution)]
+    if not (supports[0] == supports[1] or all(is_sphere(support) for support in supports)):
+        raise ValueError(
+            f"reference must have the support of the distribution, {distribution.support}, got {reference.support}"
+        )
+    return reference
+
+
+def _elementwise(support):
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support
+
+
 def _start(distribution, reference):
     batch_shape = distribution.batch_shape
-    start = distribution.base if reference is None else reference
-    if not isinstance(start, dist.Distribution) or start.event_shape != distribution.event_shape:
-        raise ValueError(
-            f"reference must be a distribution of event shape {distribution.event_shape}, got "
-            f"{type(start).__name__}{f' of event shape {start.event_shape}' if hasattr(start, 'event_shape') else ''}"
-        )
+    start = check_reference(distribution, reference)
     start = start if start.batch_shape == batch_shape else start.expand(batch_shape)
     try:
         jax.eval_shape(start.sample, random.key(0))

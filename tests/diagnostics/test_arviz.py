@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax import random
+from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, SVI, Gibbs, Trace_ELBO
 
 import numpyro_ebm as ebm
@@ -127,6 +128,63 @@ def test_nuts_with_a_fitted_prior_keeps_its_likelihood():
     idata = ebm.to_arviz(mcmc)
     expected = dist.Normal(mcmc.get_samples(group_by_chain=True)["x"], 1).log_prob(1.0)
     np.testing.assert_allclose(np.squeeze(idata["log_likelihood"]["y"]), expected, rtol=1e-5)
+
+
+def test_masked_rows_are_left_out_of_the_likelihood():
+    x = interval_data(20).at[::4].set(jnp.nan)
+
+    def masked(x):
+        theta = numpyro.sample("theta", dist.Gamma(2, 0.5))
+        with numpyro.plate("data", x.shape[0]), handlers.mask(mask=jnp.isfinite(x)):
+            numpyro.sample("x", ebm.EnergyBased(lambda x: theta * x, dist.Uniform(0, 1)), obs=x)
+
+    mcmc = MCMC(
+        ebm.Exchange(masked),
+        num_warmup=50,
+        num_samples=100,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), x)
+    idata = ebm.to_arviz(mcmc, rng_key=random.key(1), options={"method": "quadrature"})
+    assert idata["log_likelihood"]["x"].shape == (2, 100, 15)
+    loo = az.loo(idata)
+    assert np.isfinite(loo.elpd_loo if hasattr(loo, "elpd_loo") else loo.elpd)
+
+
+def test_a_known_normaliser_needs_no_key():
+    def known(x):
+        theta = numpyro.sample("theta", dist.Gamma(1, 1))
+        log_z = 0.5 * jnp.log(2 * jnp.pi / theta)
+        flat = dist.ImproperUniform(dist.constraints.real, (), ())
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("x", ebm.EnergyBased(lambda x: theta * x**2 / 2, flat, log_normalizer=log_z), obs=x)
+
+    x = random.normal(random.key(0), (10,))
+    mcmc = MCMC(NUTS(known), num_warmup=50, num_samples=50, num_chains=2, chain_method="sequential", progress_bar=False)
+    mcmc.run(random.key(0), x)
+    theta = mcmc.get_samples(group_by_chain=True)["theta"][..., None]
+    expected = dist.Normal(0, theta**-0.5).log_prob(x)
+    np.testing.assert_allclose(ebm.to_arviz(mcmc)["log_likelihood"]["x"], expected, rtol=1e-4)
+
+
+def test_energies_below_a_transform_are_left_out():
+    def shifted(x):
+        location = numpyro.sample("location", dist.Normal(0, 1))
+        noise = ebm.EnergyBased(lambda e: e**2, dist.Normal(0, 1))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample(
+                "x", dist.TransformedDistribution(noise, dist.transforms.AffineTransform(location, 1.0)), obs=x
+            )
+
+    mcmc = MCMC(
+        ebm.MALA(shifted), num_warmup=20, num_samples=20, num_chains=2, chain_method="sequential", progress_bar=False
+    )
+    mcmc.run(random.key(0), interval_data(10))
+    with pytest.warns(UserWarning, match="left out"):
+        idata = ebm.to_arviz(mcmc, rng_key=random.key(1))
+    assert "log_likelihood" not in (idata.groups() if callable(idata.groups) else [g.strip("/") for g in idata.groups])
 
 
 @pytest.mark.slow  # 25 s

@@ -37,7 +37,7 @@ def best_in_ball(x, radius, num_features=600, num_steps=400):
     return log_likelihood(at_nodes, at_data)
 
 
-@pytest.mark.parametrize("state", ["untrained", "half-way"])
+@pytest.mark.parametrize("state", [pytest.param("untrained", marks=pytest.mark.slow), "half-way"])  # 10 s each
 def test_the_gap_bounds_what_is_left_to_gain(state):
     """On S^2, where log Z is exact, against a long maximisation."""
     rng = np.random.default_rng(1)
@@ -164,5 +164,10 @@ def test_score_distance_with_draws_given():
     assert found.value == pytest.approx(float(jnp.mean(x**2)), rel=1e-5)
     with pytest.raises(ValueError, match="same events"):
         ebm.score_distance(NORMAL, NORMAL.expand([2]).to_event(1), random.key(0))
+    for other in (dist.HalfNormal(1), dist.Uniform(-1, 1), dist.Poisson(1.0)):
+        with pytest.raises(ValueError, match="q must have density wherever p has"):
+            ebm.score_distance(NORMAL, other, random.key(0))
+    with pytest.raises(ValueError, match="at least 160 draws"):
+        ebm.score_distance(NORMAL, q, random.key(1), x=x[:10])
     with pytest.raises(TypeError, match="must be a distribution"):
         ebm.score_distance(NORMAL, jax.nn.relu, random.key(0))

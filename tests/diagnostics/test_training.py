@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -53,6 +54,7 @@ def test_every_update_is_recorded():
     assert np.isnan(data["norm"].sel(site="plain")).all()
     np.testing.assert_array_equal(data["loss"], result.losses)
     assert len(plots.plot_training(data)) == 4
+    plt.close("all")
     np.testing.assert_array_equal(ebm.training_diagnostics(result.state)["energy_gap"], data["energy_gap"])
 
 

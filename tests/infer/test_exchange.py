@@ -122,6 +122,44 @@ def test_nuts_still_refuses():
         run(NUTS(precision), normal_data())
 
 
+@pytest.mark.slow  # 40 s
+def test_a_latent_on_a_sphere():
+    """A posterior that is narrow in one direction, beside an energy that does not matter."""
+    weights = jnp.array([4.0, 0.0, -4.0])
+
+    def model(x):
+        w = numpyro.sample("w", ebm.SphereUniform(3))
+        numpyro.factor("quadratic", jnp.sum(weights * w**2))
+        with numpyro.plate("data", 2):
+            numpyro.sample("x", ebm.EnergyBased(lambda x: 0.0 * w[0] * x, dist.Uniform(0, 1)), obs=x)
+
+    nodes, log_weights = ebm.Quadrature(300).nodes(ebm.EnergyBased(lambda x: 0 * x[0], ebm.SphereUniform(3)))
+    truth = jax.nn.softmax(log_weights + nodes**2 @ weights) @ nodes**2
+    mcmc = run(ebm.Exchange(model), random.uniform(random.key(1), (2,)), num_warmup=1_000, num_samples=6_000)
+    assert_mean(np.asarray(mcmc.get_samples(group_by_chain=True)["w"], np.float64) ** 2, np.asarray(truth))
+
+
+@pytest.mark.slow  # 40 s
+def test_elements_of_other_scales():
+    """Each element of an auxiliary data set finds a step size of its own."""
+
+    def model(x):
+        with numpyro.plate("groups", 3):
+            theta = numpyro.sample("theta", dist.Gamma(2, 1))
+            d = ebm.EnergyBased(
+                ebm.as_energy(lambda x: x**2 / 2, ()), FLAT, inverse_temperature=theta * jnp.array([1, 30, 0.03])
+            )
+            with numpyro.plate("data", x.shape[0]):
+                numpyro.sample("x", d, obs=x)
+
+    scale = jnp.array([1, 30, 0.03])
+    x = random.normal(random.key(4), (12, 3)) / jnp.sqrt(scale)
+    mcmc = run(ebm.Exchange(model, num_auxiliary_steps=40), x, num_warmup=1_000, num_samples=4_000)
+    draws = np.asarray(mcmc.get_samples(group_by_chain=True)["theta"], np.float64)
+    shape, rate = 2 + 12 / 2, 1 + np.asarray(jnp.sum(scale * x**2, 0)) / 2
+    assert_mean(np.stack([draws, draws**2], -1), np.stack([shape / rate, shape * (shape + 1) / rate**2], -1))
+
+
 def test_exact_auxiliary_draws():
     """With draws from the model itself nothing is left of the bias, whatever num_auxiliary_steps."""
 
@@ -152,6 +190,7 @@ def test_masked_rows_and_a_proposal_of_ones_own():
     assert_mean(draws[..., None], exact_precision(x[jnp.isfinite(holes)])[:1])
 
 
+@pytest.mark.slow  # 20 s
 def test_a_block_of_gibbs_beside_nuts():
     """The location of other data under NUTS; the energy's parameter under Exchange."""
 
