@@ -82,6 +82,7 @@ def test_transformations_of_a_joint_energy():
     np.testing.assert_allclose(stacked, loop, rtol=1e-6)
 
 
+@pytest.mark.slow  # 12 s
 def test_a_fitted_joint_energy_comes_back_from_its_conditional():
     def model(x, y):
         joint = ebm.JointEnergy(nnx_module("logits", nnx.Linear(2, 3, rngs=nnx.Rngs(0))), BASE)

@@ -53,9 +53,8 @@ KNOWN = {
 SMALL = [name for name in KNOWN if "10" not in name and "14" not in name]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "interval" else pytest.mark.slow) for name in KNOWN]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOWN)
 def test_the_interval_of_smc_covers_the_truth(name):  # 200 seeds, up to 60 s
     d, truth = KNOWN[name]
     num = 800 if name == "gaussian 10" else 1_600

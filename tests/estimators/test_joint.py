@@ -196,6 +196,7 @@ def test_positives_leave_the_gradient_in_x_alone():
     np.testing.assert_allclose(jax.grad(lambda x: objective(x).sum())(X), d.score(X), rtol=1e-5)
 
 
+@pytest.mark.slow  # 12 s
 def test_the_mutual_information_term_has_the_exact_gradient():
     """Of the model's own mutual information, whose draws move with theta too."""
 

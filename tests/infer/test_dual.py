@@ -330,6 +330,7 @@ def test_no_key_is_used_twice():  # case A16; 20 s
         dual.update(state, X)
 
 
+@pytest.mark.slow  # 12 s
 def test_training_goes_on_after_a_round_trip_in_pickle():  # case A14
     dual = make()
     state = dual.run(random.key(0), 10, X, progress_bar=False).state

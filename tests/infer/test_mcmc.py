@@ -52,9 +52,19 @@ def run(kernel, *args, num_warmup=300, num_samples=500, num_chains=4, chain_meth
 
 
 @pytest.mark.parametrize(
-    ("model", "dims"), [(real, 2), (interval, 2), (on_sphere, 3)], ids=["real", "interval", "sphere"]
+    ("chain_method", "model", "dims"),
+    [
+        pytest.param(
+            method,
+            model,
+            dims,
+            id=f"{method}-{model.__name__}",
+            marks=[] if model is real or method == "vectorized" else pytest.mark.slow,  # 8 s each
+        )
+        for method in ("sequential", "vectorized", "parallel")
+        for model, dims in ((real, 2), (interval, 2), (on_sphere, 3))
+    ],
 )
-@pytest.mark.parametrize("chain_method", ["sequential", "vectorized", "parallel"])
 @pytest.mark.parametrize("kernel", [ebm.MALA, ebm.ULA])
 def test_arviz_finds_posterior_and_statistics(kernel, chain_method, model, dims):
     mcmc = run(kernel(model), num_warmup=20, num_samples=40, num_chains=2, chain_method=chain_method)
