@@ -66,18 +66,22 @@ def chain_report(state: Any, max_energy: float = 1e4) -> dict[str, ChainReport]:
     >>> report["x"].num_moves, report["x"].diverged
     (10, False)
     """
-    holders = getattr(state, "mutable_state", None) or {}
-    pools = {
-        name.removesuffix("$chains"): holder["state"]
-        for name, holder in holders.items()
-        if name.endswith("$chains") and isinstance(holder["state"], PoolState)
-    }
+    pools = {name: holder["state"] for name, holder in chain_holders(state).items()}
     if not pools:
         raise ValueError(
             "state holds no chains: give the SVIState of a model under estimate with ContrastiveDivergence or "
             "SoftmaxContrastive, or of DualSGDA"
         )
     return {name: _report(pool, max_energy) for name, pool in pools.items()}
+
+
+def chain_holders(state: Any) -> dict[str, Any]:
+    """What `estimate` keeps of each site that has a pool, by name: its ``"state"`` and its ``"history"``."""
+    return {
+        name.removesuffix("$chains"): holder
+        for name, holder in (getattr(state, "mutable_state", None) or {}).items()
+        if name.endswith("$chains") and isinstance(holder["state"], PoolState)
+    }
 
 
 def _report(pool, limit):

@@ -21,6 +21,7 @@ from numpyro_ebm.distributions import EnergyBased, ambient, is_sphere
 from numpyro_ebm.energies import check_size
 from numpyro_ebm.handlers import fitted_distribution, normalizer_dependencies, observed_sites
 from numpyro_ebm.infer import MALA
+from numpyro_ebm.monitor import chain_holders
 from numpyro_ebm.normalizer import log_likelihood as normalized_log_likelihood
 from numpyro_ebm.pool import PoolState
 
@@ -256,11 +257,7 @@ def _fits(result, model, args, kwargs):
         raise TypeError(
             "the result of a run needs its model and the model's arguments: to_arviz(result, model, *args, rng_key=...)"
         )
-    pools = {
-        name.removesuffix("$chains"): holder["state"]
-        for name, holder in (result.state.mutable_state or {}).items()
-        if name.endswith("$chains") and isinstance(holder["state"], PoolState)
-    }
+    pools = {name: holder["state"] for name, holder in chain_holders(result.state).items()}
     if not pools:
         raise ValueError("result has no chains: it is not of a model under estimate with a pool, nor of DualSGDA")
     sites = observed_sites(model, result.params, args, kwargs)

@@ -6,7 +6,8 @@ import numpy as np
 import xarray
 
 from numpyro_ebm.handlers import RECORDED
-from numpyro_ebm.pool import ORIGINS, PoolState
+from numpyro_ebm.monitor import chain_holders
+from numpyro_ebm.pool import ORIGINS
 
 
 def training_diagnostics(result: Any) -> xarray.Dataset:
@@ -52,12 +53,7 @@ def training_diagnostics(result: Any) -> xarray.Dataset:
     >>> diagnostics["energy_gap"].sizes["update"], int(diagnostics["age"].min())
     (10, 10)
     """
-    state = getattr(result, "state", result)
-    holders = {
-        name.removesuffix("$chains"): holder
-        for name, holder in (getattr(state, "mutable_state", None) or {}).items()
-        if name.endswith("$chains") and isinstance(holder["state"], PoolState)
-    }
+    holders = chain_holders(getattr(result, "state", result))
     if not holders:
         raise ValueError("result has no chains: give what svi.run returned for a model under estimate, or DualSGDA.run")
     histories = {name: holder["history"] for name, holder in holders.items()}
