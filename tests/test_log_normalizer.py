@@ -131,10 +131,34 @@ def test_an_energy_that_outgrows_its_base_is_flagged(method):
     assert not np.isfinite(z.value)
 
 
-def test_a_pole_at_an_edge_is_flagged():
-    d = ebm.EnergyBased(lambda x: 1.5 * jnp.log(x), dist.Uniform(0, 1))
-    assert not ebm.log_normalizer(d, random.key(0)).reliable
+UNIT, STANDARD_NORMAL = dist.Uniform(0, 1), dist.Normal(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("energy", "base"),
+    [
+        (lambda x: 1.5 * jnp.log(x), UNIT),
+        pytest.param(jnp.log, UNIT, marks=pytest.mark.slow),
+        pytest.param(lambda x: 1.5 * jnp.log1p(-x), UNIT, marks=pytest.mark.slow),
+        pytest.param(lambda x: jnp.log1p(-x), UNIT, marks=pytest.mark.slow),
+        (lambda x: jnp.log(jnp.abs(x - 0.3)), STANDARD_NORMAL),
+        pytest.param(lambda x: 1.5 * jnp.log(jnp.abs(x)), STANDARD_NORMAL, marks=pytest.mark.slow),
+    ],
+)  # 5 s each
+def test_a_pole_is_flagged(energy, base):
+    d = ebm.EnergyBased(energy, base)
+    assert all(not ebm.log_normalizer(d, random.key(seed)).reliable for seed in range(3))
+
+
+def test_quadrature_flags_a_pole_at_an_edge():
+    d = ebm.EnergyBased(lambda x: 1.5 * jnp.log(x), UNIT)
     assert not ebm.log_normalizer(d, random.key(0), "quadrature").reliable
+
+
+def test_a_pole_that_can_be_integrated_is_no_fault():
+    z = ebm.log_normalizer(ebm.EnergyBased(lambda x: jnp.log(x) / 2, UNIT), random.key(0))
+    assert z.reliable
+    assert abs(z.value - np.log(2)) < 4 * z.stderr
 
 
 STANDARD = ebm.EnergyBased(lambda x: x**2 / 2, dist.Normal(0, 1))

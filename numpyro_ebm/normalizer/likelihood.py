@@ -157,6 +157,10 @@ def _by_smc(distribution, rng_key, *, num_particles=24_000, num_moves=10, target
             "particles still spread after the last temperature: the density can't be normalised, or num_moves is too small",
         ),
         (
+            np.asarray(run.has_pole),
+            "particles stick at a point: the density has a pole, and perhaps no normaliser, or is narrower than floats resolve",
+        ),
+        (
             (drift < -5 * drift_stderr) & (drift < -LARGEST_DRIFT),
             "particles still move inwards after the last temperature: take more num_moves",
         ),
@@ -218,17 +222,29 @@ def _by_importance(distribution, rng_key, *, num_draws=100_000, reference=None):
 def _pareto_k(log_weights):
     """Tail index of weights, over the first axis; over 0.5 they have no variance (Vehtari et al. 2024)."""
     log_weights = np.moveaxis(np.asarray(log_weights, np.float64), 0, -1)
+    num = log_weights.shape[-1]
+    tail = np.sort(log_weights, axis=-1)[..., -max(int(min(num / 5, 3 * num**0.5)), 1) :]
+    with np.errstate(all="ignore"):
+        weights = np.exp(log_weights - tail[..., -1:])
+        # weights that are all but equal have rounding for a tail
+        is_even = np.std(weights, axis=-1) < _LEAST_SCATTER * np.mean(weights, axis=-1)
+        is_even |= (tail[..., 0] == tail[..., -1]) & np.isfinite(tail[..., -1])
+        has_tail = np.isfinite(tail[..., -1]) & ~is_even & (tail.shape[-1] >= 5)
+        k = np.where(is_even, -np.inf, np.inf)
+        if has_tail.any():
+            k[has_tail] = _psis_k(log_weights[has_tail])
+    return k
+
+
+def _psis_k(log_weights):
+    """ArviZ's tail index, over the last axis."""
     try:
         from arviz import psislw
-    except ImportError:  # ArviZ 1
+    except ImportError:  # ArviZ 1, which takes the negative of the logarithms
         from arviz_stats.base import array_stats
 
-        psislw = array_stats.psislw
-    with np.errstate(all="ignore"):
-        k = np.asarray(psislw(log_weights)[1])
-    # weights that are all but equal have rounding for a tail
-    weights = np.exp(log_weights - np.max(log_weights, axis=-1, keepdims=True))
-    return np.where(np.std(weights, axis=-1) < _LEAST_SCATTER * np.mean(weights, axis=-1), -np.inf, k)
+        return array_stats.psislw(-log_weights)[1]
+    return psislw(log_weights)[1]
 
 
 def _by_quadrature(distribution, rng_key, *, num_points=None, bounds=None):

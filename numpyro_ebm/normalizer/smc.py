@@ -20,6 +20,7 @@ from numpyro_ebm.pool import TARGET_ACCEPTANCE, base_deviation
 NUM_ISLANDS = 16
 LARGEST_DRIFT = 0.05  # of the logarithm of squared distances
 _MAX_TEMPERATURES = 1_000
+_LARGEST_TIE = 0.005  # share of particles at one point
 _LEAST_ADVANCE = 1e-6  # of the temperature
 
 
@@ -44,6 +45,8 @@ class TemperedRun(NamedTuple):
         From the base to the model, of the batch shape.
     acceptance_rate
         Of the last moves, of the batch shape.
+    has_pole
+        Whether particles stick at a point of high density, or densities go over many magnitudes, of the batch shape.
     is_complete
         Whether the temperature got to 1 and everything stayed finite, of the batch shape.
     """
@@ -57,6 +60,7 @@ class TemperedRun(NamedTuple):
     drift_stderr: jax.Array
     num_temperatures: jax.Array
     acceptance_rate: jax.Array
+    has_pole: jax.Array
     is_complete: jax.Array
 
 
@@ -281,6 +285,7 @@ def _islands(element, particles, rng_key, num_moves, target_ess, is_reversed):
         drift_stderr,
         ladder.num,
         jnp.mean(climb.acceptance_rate),
+        _has_pole(element, climb.settled),
         is_complete,
     )
 
@@ -393,6 +398,17 @@ def _drift(unconstrain, before, after):
     centre = jnp.median(before, axis=0)
     logs = [jnp.log(jnp.sum((x - centre) ** 2, -1) + jnp.finfo(x.dtype).tiny) for x in (before, after)]
     return jnp.mean(logs[1]) - jnp.mean(logs[0]), jnp.sqrt((jnp.var(logs[0]) + jnp.var(logs[1])) / before.shape[0])
+
+
+def _has_pole(element, particles):
+    """Whether particles stick at a point of high density, or densities go over many magnitudes."""
+    particles = jnp.reshape(particles, (-1, *particles.shape[2:]))
+    log_density = jax.vmap(lambda x: element.log_base(x) + element.log_ratio(x))(particles)
+    is_highest = jnp.all(particles == particles[jnp.argmax(log_density)], axis=tuple(range(1, particles.ndim)))
+    middle, high = jnp.quantile(log_density, jnp.array([0.5, 0.999]))
+    # a funnel's densities go over 4 powers of e for each dimension, those of 1 / |x| over 80
+    is_steep = high - middle > 20 + 3 * math.prod(particles.shape[1:])
+    return is_steep | (jnp.mean(is_highest) > _LARGEST_TIE)
 
 
 def gather(run: TemperedRun, rng_key: jax.Array) -> jax.Array:
