@@ -2,6 +2,7 @@
 
 from numpyro_ebm.normalizer.likelihood import LogLikelihood, LogNormalizer, log_likelihood, log_mean, log_normalizer
 from numpyro_ebm.normalizer.sampler import ParticleSampler, smc_sampler
+from numpyro_ebm.normalizer.tail import pareto_k
 
 __all__ = [
     "LogLikelihood",
@@ -10,5 +11,6 @@ __all__ = [
     "log_likelihood",
     "log_mean",
     "log_normalizer",
+    "pareto_k",
     "smc_sampler",
 ]

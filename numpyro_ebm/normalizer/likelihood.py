@@ -17,13 +17,13 @@ from numpyro_ebm.distributions import EnergyBased, is_sphere, validate_observati
 from numpyro_ebm.energies import as_float, check_size
 from numpyro_ebm.estimators import Quadrature
 from numpyro_ebm.normalizer.smc import LARGEST_DRIFT, NUM_ISLANDS, check_reference, gather, is_spreading, tempered_smc
+from numpyro_ebm.normalizer.tail import pareto_k
 
 _LEAST_ESS = 0.05  # of the particles, at the worst temperature
 _LEAST_PARTICLES = 320
 _LARGEST_STDERR = 1.0  # nats
 _LEAST_IMPORTANCE_ESS = 100
 _LARGEST_PARETO_K = 0.5  # over which weights have no variance
-_LEAST_SCATTER = 0.02  # of weights, relative to their mean
 _LARGEST_EDGE = 1e-6  # share of Z at the outermost nodes
 _LARGEST_CHANGE = 1e-3  # nats, of quadrature with half the nodes, or in twice the box
 
@@ -85,7 +85,7 @@ def log_normalizer(distribution: EnergyBased, rng_key: jax.Array, method: str = 
         ``"quadrature"``: on a grid in double precision, in one or two dimensions, on S^1 and S^2.
         ``"importance"``: draws of the base, weighted; for energies that vary by a few nats.
     **options
-        Of SMC: `num_particles` (24,000), `num_moves` at each temperature (10), `target_ess` (0.8), and `reference`, a proper
+        Of SMC: `num_particles` (20,000), `num_moves` at each temperature (10), `target_ess` (0.8), and `reference`, a proper
         distribution to start from where the base is not one. Of quadrature: `num_points` in each dimension
         and `bounds`, as in :class:`~numpyro_ebm.Quadrature`. Of importance sampling: `num_draws` (100,000) and `reference`.
 
@@ -139,7 +139,7 @@ def log_normalizer(distribution: EnergyBased, rng_key: jax.Array, method: str = 
     return methods[method](distribution, rng_key, **options)
 
 
-def _by_smc(distribution, rng_key, *, num_particles=24_000, num_moves=10, target_ess=0.8, reference=None):
+def _by_smc(distribution, rng_key, *, num_particles=20_000, num_moves=10, target_ess=0.8, reference=None):
     key_run, key_gather = random.split(rng_key)
     run = tempered_smc(distribution, key_run, num_particles, num_moves, target_ess, reference, is_reversed=True)
     forward, stderr = log_mean(run.forward)
@@ -166,7 +166,7 @@ def _by_smc(distribution, rng_key, *, num_particles=24_000, num_moves=10, target
         ),
         (np.full(forward.shape, num < _LEAST_PARTICLES), f"take at least {_LEAST_PARTICLES} num_particles"),
         (
-            _pareto_k(run.log_weights) > _LARGEST_PARETO_K,
+            pareto_k(run.log_weights) > _LARGEST_PARETO_K,
             "the density has heavier tails than the base, or no normaliser (Pareto k over 0.5 at the last temperature): start from a "
             "wider reference",
         ),
@@ -202,7 +202,7 @@ def _by_importance(distribution, rng_key, *, num_draws=100_000, reference=None):
     is_finite = np.isfinite(value)
     tail = np.where(
         is_finite,
-        _pareto_k(np.where(is_finite, log_weights, np.arange(num_draws).reshape(-1, *[1] * value.ndim))),
+        pareto_k(np.where(is_finite, log_weights, np.arange(num_draws).reshape(-1, *[1] * value.ndim))),
         np.inf,
     )
     faults = [
@@ -217,34 +217,6 @@ def _by_importance(distribution, rng_key, *, num_draws=100_000, reference=None):
     return _result(
         np.where(np.isfinite(value), value, np.nan), stderr, ess, faults, jnp.take_along_axis(x, index, axis=0)
     )
-
-
-def _pareto_k(log_weights):
-    """Tail index of weights, over the first axis; over 0.5 they have no variance (Vehtari et al. 2024)."""
-    log_weights = np.moveaxis(np.asarray(log_weights, np.float64), 0, -1)
-    num = log_weights.shape[-1]
-    tail = np.sort(log_weights, axis=-1)[..., -max(int(min(num / 5, 3 * num**0.5)), 1) :]
-    with np.errstate(all="ignore"):
-        weights = np.exp(log_weights - tail[..., -1:])
-        # weights that are all but equal have rounding for a tail
-        is_even = np.std(weights, axis=-1) < _LEAST_SCATTER * np.mean(weights, axis=-1)
-        is_even |= (tail[..., 0] == tail[..., -1]) & np.isfinite(tail[..., -1])
-        has_tail = np.isfinite(tail[..., -1]) & ~is_even & (tail.shape[-1] >= 5)
-        k = np.where(is_even, -np.inf, np.inf)
-        if has_tail.any():
-            k[has_tail] = _psis_k(log_weights[has_tail])
-    return k
-
-
-def _psis_k(log_weights):
-    """ArviZ's tail index, over the last axis."""
-    try:
-        from arviz import psislw
-    except ImportError:  # ArviZ 1, which takes the negative of the logarithms
-        from arviz_stats.base import array_stats
-
-        return array_stats.psislw(-log_weights)[1]
-    return psislw(log_weights)[1]
 
 
 def _by_quadrature(distribution, rng_key, *, num_points=None, bounds=None):

@@ -51,7 +51,7 @@ class ParticleSampler:
 def smc_sampler(
     distribution: EnergyBased,
     rng_key: jax.Array,
-    num_particles: int = 24_000,
+    num_particles: int = 20_000,
     num_moves: int = 10,
     target_ess: float = 0.8,
     reference: dist.Distribution | None = None,

@@ -67,7 +67,7 @@ class TemperedRun(NamedTuple):
 def tempered_smc(
     distribution: EnergyBased,
     rng_key: jax.Array,
-    num_particles: int = 24_000,
+    num_particles: int = 20_000,
     num_moves: int = 10,
     target_ess: float = 0.8,
     reference: dist.Distribution | None = None,
@@ -237,12 +237,13 @@ def _element(distribution, reference, element):
     return _Element(log_base, log_ratio, lambda step_size: on_support(mala(step_size), support), unconstrain)
 
 
-# compiling takes longer than running: at this level it takes half as long, and runs as fast
-@partial(
-    jax.jit,
-    static_argnames=("num_moves", "target_ess", "is_reversed"),
-    compiler_options={"xla_backend_optimization_level": 1},
-)
+# compiling takes longer than running: so it takes half as long, and runs as fast
+_FAST_COMPILE: dict[str, Any] = {"xla_backend_optimization_level": 1}
+if jax.__version_info__ < (0, 11):  # later ones have no such option
+    _FAST_COMPILE |= {"xla_cpu_use_fusion_emitters": False, "xla_llvm_disable_expensive_passes": True}
+
+
+@partial(jax.jit, static_argnames=("num_moves", "target_ess", "is_reversed"), compiler_options=_FAST_COMPILE)
 def _run(distribution, reference, particles, keys, num_moves, target_ess, is_reversed):
     def run(inputs):
         key, index, particles = inputs
@@ -411,6 +412,7 @@ def _has_pole(element, particles):
     return is_steep | (jnp.mean(is_highest) > _LARGEST_TIE)
 
 
+@partial(jax.jit, compiler_options=_FAST_COMPILE)
 def gather(run: TemperedRun, rng_key: jax.Array) -> jax.Array:
     """Particles of all islands, each island's number as its estimate of Z: ``(n, *batch_shape, *event_shape)``."""
     islands, num, *shape = run.particles.shape
