@@ -42,8 +42,9 @@ def test_divergence_of_von_mises_fisher():
     assert abs(kl.value - vmf_divergence(4.0, 2.0)) < 4 * kl.stderr
 
 
+@pytest.mark.slow
 def test_z_scores_of_divergences():
-    """Stated errors are those seen: the mean of z over seeds, and their scatter."""
+    """20 s. Stated errors are those seen: the mean of z over seeds, and their scatter."""
     truth = np.log(0.8) + 1 / 1.28 - 0.5
     runs = [
         ebm.kl_divergence(dist.Normal(0, 1), dist.Normal(0, 0.8), random.key(seed), num_draws=2_000)

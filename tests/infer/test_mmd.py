@@ -68,7 +68,8 @@ def test_without_noise_the_discrepancy_falls():
     assert np.allclose(jnp.linalg.norm(result.particles, axis=-1), 1, atol=1e-5)
 
 
-def test_on_euclidean_space():
+@pytest.mark.slow
+def test_on_euclidean_space():  # 10 s
     def gaussian(x, y):
         return jnp.exp(-jnp.sum((x - y) ** 2) / 2)
 
