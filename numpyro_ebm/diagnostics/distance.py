@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
+from scipy.special import logsumexp
 
 from numpyro_ebm.distributions import EnergyBased, is_sphere, validate_observations
 from numpyro_ebm.energies import as_float, check_size
 from numpyro_ebm.normalizer import ParticleSampler, log_normalizer, pareto_k
 
 _LEAST_DRAWS = 160
+_LARGEST_PARETO_K = 0.7  # over which means of importance weights do not converge in practice
 
 
 class Distance(NamedTuple):
@@ -126,10 +128,9 @@ def kl_divergence(
     >>> bool(abs(kl.value - (0.5 - 1 + np.log(2)) / 2) < 4 * kl.stderr)
     True
     """
-    log_ratio, weights, num_batches, reliable, reason = _ratios(p, q, rng_key, x, num_draws, options)
+    log_ratio, num_batches, reliable, reason = _log_ratio(p, q, rng_key, x, num_draws, options)
     # to first order, the mean of these has the error of the whole
-    terms = log_ratio + np.log(np.mean(np.exp(-log_ratio))) + weights - 1
-    return _distance(terms, num_batches, reliable, reason)
+    return _distance(log_ratio + np.expm1(-log_ratio), num_batches, reliable, reason)
 
 
 def total_variation(
@@ -163,22 +164,22 @@ def total_variation(
     >>> bool(abs(tv.value - 0.3829) < 4 * tv.stderr)
     True
     """
-    _, weights, num_batches, reliable, reason = _ratios(p, q, rng_key, x, num_draws, options)
-    share_below = np.mean(weights < 1)
-    return _distance(np.maximum(1 - weights, 0) + share_below * (weights - 1), num_batches, reliable, reason)
+    log_ratio, num_batches, reliable, reason = _log_ratio(p, q, rng_key, x, num_draws, options)
+    excess = -np.expm1(-log_ratio)
+    # less what the error of the normalisers' ratio adds, to first order
+    terms = np.maximum(excess, 0) - np.mean(excess > 0) * excess
+    return _distance(terms, num_batches, reliable, reason)
 
 
-def _ratios(p, q, rng_key, x, num_draws, options):
-    """log(p / q) without normalisers and q / p with them, at draws of p."""
+def _log_ratio(p, q, rng_key, x, num_draws, options):
+    """log(p / q) at draws of p, with the ratio of normalisers that these give: exp(-log_ratio) has a mean of 1."""
     x, num_batches, reliable, reason = _draws(p, q, rng_key, x, num_draws, options)
     log_ratio = np.asarray(_log_density(p, x) - _log_density(q, x), np.float64)
-    log_ratio -= np.mean(log_ratio)
     if not np.all(np.isfinite(log_ratio)):
         raise ValueError("p or q is not finite at draws of p")
-    weights = np.exp(-log_ratio)
-    if reliable and not pareto_k(-log_ratio) <= 0.7:
+    if reliable and not pareto_k(-log_ratio) <= _LARGEST_PARETO_K:
         reliable, reason = False, "draws of p say too little of q, which has its mass elsewhere (Pareto k over 0.7)"
-    return log_ratio, weights / np.mean(weights), num_batches, reliable, reason
+    return log_ratio + logsumexp(-log_ratio) - np.log(len(log_ratio)), num_batches, reliable, reason
 
 
 def _draws(p, q, rng_key, x, num_draws, options):
@@ -214,8 +215,9 @@ def _draws(p, q, rng_key, x, num_draws, options):
 def _distance(terms, num_batches, reliable, reason):
     terms = np.asarray(terms, np.float64)
     # particles of an island of SMC stand side by side: their means are independent
-    parts = terms if num_batches is None else terms[: len(terms) - len(terms) % num_batches].reshape(num_batches, -1)
-    parts = parts if num_batches is None else parts.mean(1)
+    parts = terms
+    if num_batches is not None:
+        parts = terms[: len(terms) - len(terms) % num_batches].reshape(num_batches, -1).mean(1)
     stderr = float(np.std(parts, ddof=1) / np.sqrt(len(parts)))
     return Distance(float(np.mean(terms)), stderr, reliable, reason)
 

@@ -200,15 +200,10 @@ def _by_importance(distribution, rng_key, *, num_draws=100_000, reference=None):
     weights = jax.nn.softmax(log_weights, axis=0)
     ess = np.asarray(1 / jnp.sum(weights**2, axis=0))
     is_finite = np.isfinite(value)
-    tail = np.where(
-        is_finite,
-        pareto_k(np.where(is_finite, log_weights, np.arange(num_draws).reshape(-1, *[1] * value.ndim))),
-        np.inf,
-    )
     faults = [
         (~is_finite, "the energy is not finite, or unbounded below, where the base has mass: no log Z"),
         (
-            (tail > _LARGEST_PARETO_K) | (ess < _LEAST_IMPORTANCE_ESS),
+            (pareto_k(log_weights) > _LARGEST_PARETO_K) | (ess < _LEAST_IMPORTANCE_ESS),
             "few draws carry the weight, or no number of them would do (Pareto k over 0.5): take method='smc'",
         ),
     ]

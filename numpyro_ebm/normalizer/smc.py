@@ -15,12 +15,12 @@ from numpyro.distributions.transforms import AffineTransform
 from numpyro_ebm.distributions import EnergyBased, is_sphere
 from numpyro_ebm.energies import check_probability, check_size
 from numpyro_ebm.kernels import Transformed, mala, on_support
+from numpyro_ebm.normalizer.settled import drift_of, has_pole
 from numpyro_ebm.pool import TARGET_ACCEPTANCE, base_deviation
 
 NUM_ISLANDS = 16
 LARGEST_DRIFT = 0.05  # of the logarithm of squared distances
 _MAX_TEMPERATURES = 1_000
-_LARGEST_TIE = 0.005  # share of particles at one point
 _LEAST_ADVANCE = 1e-6  # of the temperature
 
 
@@ -272,7 +272,7 @@ def _islands(element, particles, rng_key, num_moves, target_ess, is_reversed):
     climb = jax.vmap(lambda key, x: _climb(kernel, ladder, x, key, num_moves, is_reversed))(
         random.split(key_climb, NUM_ISLANDS), particles[1:]
     )
-    drift, drift_stderr = _drift(element.unconstrain, climb.arrived, climb.settled)
+    drift, drift_stderr = drift_of(element.unconstrain, climb.arrived, climb.settled)
     is_complete = ladder.temperatures[ladder.num] >= 1
     for leaf in (climb.forward, climb.settled, drift):
         is_complete &= jnp.all(jnp.isfinite(leaf))
@@ -286,7 +286,7 @@ def _islands(element, particles, rng_key, num_moves, target_ess, is_reversed):
         drift_stderr,
         ladder.num,
         jnp.mean(climb.acceptance_rate),
-        _has_pole(element, climb.settled),
+        has_pole(lambda x: element.log_base(x) + element.log_ratio(x), climb.settled),
         is_complete,
     )
 
@@ -387,29 +387,6 @@ def _climb(kernel, ladder, particles, rng_key, num_moves, is_reversed):
     state = tempered.TemperedSMCState(particles, jnp.full(num, 1 / num, particles.dtype), zero)
     climb = _Climb(state, particles, particles, zero, zero, zero, zero + num, jnp.log(state.weights), rng_key)
     return lax.fori_loop(0, 3 * top if is_reversed else 2 * top + 1, advance, climb)
-
-
-def _drift(unconstrain, before, after):
-    """Mean growth of the logarithm of squared distances from the median, with its standard error; 0 on spheres."""
-    if unconstrain is None:
-        return jnp.zeros((), before.dtype), jnp.zeros((), before.dtype)
-    before, after = (
-        jnp.reshape(jax.vmap(jax.vmap(unconstrain))(x), (x.shape[0] * x.shape[1], -1)) for x in (before, after)
-    )
-    centre = jnp.median(before, axis=0)
-    logs = [jnp.log(jnp.sum((x - centre) ** 2, -1) + jnp.finfo(x.dtype).tiny) for x in (before, after)]
-    return jnp.mean(logs[1]) - jnp.mean(logs[0]), jnp.sqrt((jnp.var(logs[0]) + jnp.var(logs[1])) / before.shape[0])
-
-
-def _has_pole(element, particles):
-    """Whether particles stick at a point of high density, or densities go over many magnitudes."""
-    particles = jnp.reshape(particles, (-1, *particles.shape[2:]))
-    log_density = jax.vmap(lambda x: element.log_base(x) + element.log_ratio(x))(particles)
-    is_highest = jnp.all(particles == particles[jnp.argmax(log_density)], axis=tuple(range(1, particles.ndim)))
-    middle, high = jnp.quantile(log_density, jnp.array([0.5, 0.999]))
-    # a funnel's densities go over 4 powers of e for each dimension, those of 1 / |x| over 80
-    is_steep = high - middle > 20 + 3 * math.prod(particles.shape[1:])
-    return is_steep | (jnp.mean(is_highest) > _LARGEST_TIE)
 
 
 @partial(jax.jit, compiler_options=_FAST_COMPILE)
