@@ -72,6 +72,7 @@ def test_svi_trains(way, loss):
     assert set(state.mutable_state) == {"x$chains"}
 
 
+@pytest.mark.slow
 def test_a_learned_prior_over_a_latent_trains_with_an_autoguide():
     """z ~ exp(-theta z^2 / 2) N(0, 3), y ~ N(z, 1/2): y is Gaussian, theta by maximum likelihood."""
     y = 2 * random.normal(random.key(3), (200,))
@@ -160,6 +161,7 @@ def test_a_site_left_alone_keeps_its_guard():
         svi.run(random.key(0), 1, X, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_chains_of_a_batch_follow_their_observations_under_subsampling():
     """Row i has the mean 100 i: its chains must be there whenever it is drawn."""
 

@@ -83,6 +83,7 @@ def test_quadrature_of_kinks():
     assert z.value == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_importance_sampling():
     d, truth = on_interval(3.0)
     runs = [ebm.log_normalizer(d, random.key(seed), "importance", num_draws=2_000) for seed in range(60)]

@@ -49,7 +49,8 @@ def leave_one_out(x):
     return np.log(np.sum(weights * np.exp(pointwise), 1) / weights.sum(1))
 
 
-@pytest.mark.parametrize("method", [pytest.param("smc", marks=pytest.mark.slow), "quadrature"])  # smc: 25 s
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["smc", "quadrature"])  # 25 s each
 def test_loo_of_an_exchange_posterior_is_that_of_refits(method):
     idata = ebm.to_arviz(exchange(2_000), rng_key=random.key(1), options={"method": method})
     stats, theta = idata["sample_stats"], np.asarray(idata["posterior"]["theta"], np.float64)

@@ -37,7 +37,8 @@ def best_in_ball(x, radius, num_features=600, num_steps=400):
     return log_likelihood(at_nodes, at_data)
 
 
-@pytest.mark.parametrize("state", [pytest.param("untrained", marks=pytest.mark.slow), "half-way"])  # 10 s each
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["untrained", "half-way"])  # 10 s each
 def test_the_gap_bounds_what_is_left_to_gain(state):
     """On S^2, where log Z is exact, against a long maximisation."""
     rng = np.random.default_rng(1)
@@ -72,7 +73,8 @@ def test_wrong_weights_of_modes_are_seen_where_chains_started_at_the_data_hide_t
     assert at_data.value < 0.5
 
 
-@pytest.mark.parametrize("seed", [0, *[pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)]])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_a_perfect_fit_has_the_gap_of_noise(seed):  # 10 s each
     """Uniform data, and nothing learned."""
     energy = ebm.F1Energy(jnp.eye(3), jnp.full(3, -20.0), jnp.ones(3), radius=2.0)

@@ -106,7 +106,9 @@ def trainer(model, estimator):
     return SVI(ebm.estimate(model, estimator), lambda x, y: None, optax.sgd(1e-2), Trace_ELBO())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "ST-JEM" else name for name in NAMES]
+)  # 20 s
 def test_jit_is_eager_keys_are_keys_and_one_trace_is_enough(name):
     model, estimator = CASES[name]
     svi = trainer(model, estimator)

@@ -89,7 +89,7 @@ def fast(cases, chosen):
     ("model", "target"),
     fast(
         list(itertools.product(EXPECTED, ["marginal", "conditional"])),
-        [(subsampled, "marginal"), (subsampled, "conditional"), (nested, "marginal"), (masked, "conditional")],
+        [(subsampled, "marginal"), (subsampled, "conditional"), (masked, "conditional")],
     ),
 )
 def test_contrastive_divergence_on_a_conditional_is_unbiased(model, target):
@@ -103,6 +103,7 @@ def test_contrastive_divergence_on_the_marginal_is_unbiased():
     assert_mean(gradients(marginal, ebm.ContrastiveDivergence(pool()), X, Y), expected)
 
 
+@pytest.mark.slow
 def test_chains_of_a_conditional_are_of_all_classes():
     svi = SVI(
         ebm.estimate(subsampled, ebm.ContrastiveDivergence(pool(50), target="conditional")),
@@ -248,7 +249,7 @@ def test_what_a_site_can_not_have_is_said_before_training(estimator, model, mess
         svi.init(random.key(0), X, Y)
 
 
-@pytest.mark.parametrize("positives", ["batch", "class"])
+@pytest.mark.parametrize("positives", [pytest.param("batch", marks=pytest.mark.slow), "class"])  # 10 s each
 def test_labels_of_more_dimensions_than_x(positives):
     """Two sets of labels share x; with a mask of ones the candidates are the same."""
 

@@ -141,7 +141,8 @@ def test_one_langevin_move_from_the_data_is_score_matching(base):
         assert abs(float(small.mean() - exact)) < base_error / 5
 
 
-@pytest.mark.parametrize("restart_prob", [0.2, pytest.param(0.6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("restart_prob", [0.2, 0.6])  # 12 s each
 def test_restarts_are_score_matching_times_the_age_of_chains(restart_prob):
     """E_data - E_chains = s / (2 p_R) times the gradient of score matching, for small s."""
     make, step_size = f1(3), 2e-3

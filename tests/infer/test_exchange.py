@@ -103,7 +103,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if "S" in name else name for name in CASES]
+    "name", [name if name == "precision" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_posteriors_are_exact(name):  # S^14: 40 s
     model, data, exact, site = CASES[name]
@@ -173,6 +173,7 @@ def test_exact_auxiliary_draws():
     assert_mean(np.stack([draws, draws**2], -1), exact_precision(x))
 
 
+@pytest.mark.slow
 def test_masked_rows_and_a_proposal_of_ones_own():
     x = normal_data()
 

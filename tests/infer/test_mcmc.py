@@ -280,6 +280,7 @@ def test_potential_fn_over_any_pytree():
         run(ebm.MALA(potential_fn=lambda z: z**2))
 
 
+@pytest.mark.slow
 def test_a_kernel_serves_other_data_and_goes_on_after_warmup():
     def model(y):
         loc = numpyro.sample("loc", dist.Normal(0, 10))
