@@ -85,7 +85,7 @@ def main(small: bool):
             rows.append([seed, primal, dual, float(history.primal[-1]), float(history.dual[-1])])
             gaps.append(abs(dual - primal))
             distances.append(np.abs(fitted - particles).sum() / 2)
-            flows.append(history.dual[-1] - history.primal[-1])
+            flows.append(float(history.dual[-1] - history.primal[-1]))
     print_table(
         ["seed", "max over neurons", "min over particles", "flow, primal", "flow, dual"],
         [[seed, *(f"{value:.6f}" for value in values)] for seed, *values in rows],
