@@ -40,6 +40,10 @@ class ContrastiveDivergence:
     mutual_information
         Weight of the mutual information of x and its class under the model, which is added to the
         log-likelihood of each observation (paper B, eq. 13). For joint energies, with chains of p(x).
+    gap_penalty
+        Weight of the squared difference between the mean log-densities of observations and chains, which is taken off the
+        log-likelihood of each observation: the usual remedy against training that runs away. It vanishes where the
+        model fits.
 
     Raises
     ------
@@ -67,10 +71,12 @@ class ContrastiveDivergence:
     simultaneous: bool = False
     target: str = "marginal"
     mutual_information: float = 0.0
+    gap_penalty: float = 0.0
 
     def __post_init__(self):
         check_pool(self.pool, self.target)
         check_nonnegative("mutual_information", self.mutual_information)
+        check_nonnegative("gap_penalty", self.gap_penalty)
 
     def init(self, rng_key: jax.Array, distribution: EnergyBased, observations: Observations) -> PoolState:
         """Return the state before the first update: the pool's starting positions."""
@@ -102,4 +108,14 @@ class ContrastiveDivergence:
             density = distribution.unnormalized_log_prob(position)
             log_ratio = density - chains.unnormalized_log_prob(position)
             log_z = jnp.sum(jax.lax.stop_gradient(jax.nn.softmax(log_ratio, axis=0)) * density, axis=0)
-        return lambda value: distribution.unnormalized_log_prob(value) - log_z + bonus, state
+
+        def objective(value):
+            contrast = distribution.unnormalized_log_prob(value) - log_z
+            if not self.gap_penalty:
+                return contrast + bonus
+            kept = jnp.ones((), bool) if observations.mask is None else observations.mask
+            kept = jnp.broadcast_to(kept, contrast.shape)
+            gap = jnp.sum(jnp.where(kept, contrast, 0)) / jnp.maximum(jnp.sum(kept), 1)
+            return contrast + bonus - self.gap_penalty * gap**2
+
+        return objective, state

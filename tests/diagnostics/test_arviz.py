@@ -74,7 +74,8 @@ def test_an_exchange_posterior_needs_a_key_for_its_likelihood():
     assert az.summary(idata).shape[0] == 1
 
 
-@pytest.mark.parametrize("trainer", ["dual", pytest.param("svi", marks=pytest.mark.slow)])  # 15 s
+@pytest.mark.slow  # 15 s each
+@pytest.mark.parametrize("trainer", ["dual", "svi"])
 def test_results_of_training(trainer):
     if trainer == "dual":
         result = ebm.DualSGDA(shallow, step_size=1e-2, num_chains=64).run(random.key(1), 20, X, progress_bar=False)

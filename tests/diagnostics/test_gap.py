@@ -64,6 +64,7 @@ def circle(num, share, seed):
     return jnp.asarray(np.stack([np.cos(angle), np.sin(angle)], -1), jnp.float32)
 
 
+@pytest.mark.slow  # 15 s
 def test_wrong_weights_of_modes_are_seen_where_chains_started_at_the_data_hide_them():
     energy = ebm.F1Energy(jnp.array([[1.0, 0], [-1.0, 0]]), jnp.zeros(2), -jnp.ones(2), radius=20.0)
     d, x = ebm.EnergyBased(energy, ebm.SphereUniform(2)), circle(4_000, 0.9, 0)

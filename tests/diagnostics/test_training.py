@@ -90,13 +90,6 @@ def test_history_keeps_every_second_fourth_and_so_on():
 def test_what_has_no_chains_is_refused():
     with pytest.raises(ValueError, match="has no chains"):
         ebm.training_diagnostics(None)
-    results = jax.vmap(
-        lambda key: SVI(
-            ebm.estimate(two_sites, ebm.ContrastiveDivergence(ebm.ChainPool(pool_size=4))),
-            lambda x: None,
-            optax.adam(1e-2),
-            Trace_ELBO(),
-        ).init(key, X)
-    )(random.split(random.key(0), 2))
+    runs = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), trained(40, restart_prob=0.5).state)
     with pytest.raises(ValueError, match="several runs"):
-        ebm.training_diagnostics(results)
+        ebm.training_diagnostics(runs)

@@ -268,6 +268,22 @@ def test_loss_has_the_gradient_of_the_contrast(simultaneous):  # case A11
     np.testing.assert_allclose(series, 0.5, atol=2e-6)
 
 
+def test_the_gap_penalty_is_the_squared_mean_contrast_of_what_is_not_masked():
+    """Energy theta x, theta = 0.3, data at 0.7 and 0.5, chains at 0.2: loss 0.8 theta + 2 weight (0.4 theta)^2."""
+
+    def model(x):
+        theta = numpyro.param("theta", 0.3)
+        with numpyro.plate("data", 3), handlers.mask(mask=jnp.arange(3) < 2):
+            site(ebm.EnergyBased(lambda x: theta * x, dist.Uniform(0, 1)), x)
+
+    still = ebm.ChainPool(ebm.kernels.ula(1e-14), 8, init=lambda key, shape: jnp.full(shape, 0.2))
+    estimator = ebm.ContrastiveDivergence(still, gap_penalty=2.0)
+    series = gradients(model, estimator, jnp.array([0.7, 0.5, 0.9]), num_updates=1, burn_in=0, num_series=1)
+    np.testing.assert_allclose(series, 0.8 + 4 * 0.16 * 2 * 0.3, rtol=1e-5)
+    with pytest.raises(ValueError, match="gap_penalty"):
+        ebm.ContrastiveDivergence(gap_penalty=-1.0)
+
+
 def test_needs_a_pool():
     with pytest.raises(TypeError, match="pool must be a ChainPool"):
         ebm.ContrastiveDivergence(ebm.kernels.mala(0.1))

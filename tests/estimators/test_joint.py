@@ -115,7 +115,9 @@ def test_chains_of_a_conditional_are_of_all_classes():
     assert state.mutable_state["x$chains"]["state"].position.shape == (50, 3)
 
 
-@pytest.mark.parametrize("start", [{"restart_prob": 1.0}, {"init": "data"}], ids=str)
+@pytest.mark.parametrize(
+    "start", [{"restart_prob": 1.0}, pytest.param({"init": "data"}, marks=pytest.mark.slow)], ids=str
+)  # 8 s each
 def test_chains_of_a_class_start_at_its_own_observations(start):
     """Class 2 is absent, and its chains stay where they are."""
     x, y = jnp.arange(12.0) + 100, jnp.arange(12) % 2
@@ -249,7 +251,8 @@ def test_what_a_site_can_not_have_is_said_before_training(estimator, model, mess
         svi.init(random.key(0), X, Y)
 
 
-@pytest.mark.parametrize("positives", [pytest.param("batch", marks=pytest.mark.slow), "class"])  # 10 s each
+@pytest.mark.slow  # 10 s each
+@pytest.mark.parametrize("positives", ["batch", "class"])
 def test_labels_of_more_dimensions_than_x(positives):
     """Two sets of labels share x; with a mask of ones the candidates are the same."""
 

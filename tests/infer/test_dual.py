@@ -214,7 +214,9 @@ def test_run_is_updates_and_goes_on_from_a_state():
 
 
 @pytest.mark.parametrize("kernel", [None, ebm.kernels.ula, ebm.kernels.sphere.projected, ebm.kernels.mala(1e-3)])
-@pytest.mark.parametrize("step_size", [1e-2, optax.cosine_decay_schedule(1e-2, 100)])
+@pytest.mark.parametrize(
+    "step_size", [pytest.param(1e-2, marks=pytest.mark.slow), optax.cosine_decay_schedule(1e-2, 100)]
+)  # 5 s each
 def test_kernels_and_schedules(kernel, step_size):
     dual = make(kernel=kernel, step_size=step_size, num_substeps=2, restart_prob=0.2)
     result = dual.run(random.key(0), 20, X, progress_bar=False)

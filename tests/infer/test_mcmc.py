@@ -107,7 +107,7 @@ def test_ula_has_its_own_stationary_law():
     assert_mean(mcmc.get_samples(group_by_chain=True)["x"] ** 2, 1 / (1 - 0.25))
 
 
-@pytest.mark.parametrize("kernel", [ebm.MALA, NUTS])
+@pytest.mark.parametrize("kernel", [ebm.MALA, pytest.param(NUTS, marks=pytest.mark.slow)])  # 5 s each
 @pytest.mark.parametrize(("dim", "kappa"), [(3, 2.0), (15, 10.0)], ids=["S2", "S14"])
 def test_von_mises_fisher(kernel, dim, kappa):  # case A3; NUTS through the stereographic map
     d = ebm.EnergyBased(lambda x: -kappa * x[0], ebm.SphereUniform(dim))
