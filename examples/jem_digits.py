@@ -17,7 +17,6 @@ import warnings
 
 warnings.filterwarnings("ignore", message=".*ArviZ is undergoing", category=FutureWarning)
 
-import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
@@ -132,25 +131,15 @@ def grid(cells, seeds, train_set, held_out):
 
 def generate(joint, labels, rng_key, num_steps=500):
     """Digits of given classes, by Langevin moves of p(x|y) from the base."""
-    conditional = joint.conditional(labels)
-    kernel = ebm.kernels.ula(0.05, temperature=TEMPERATURE)
-    key_start, key_moves = random.split(rng_key)
-    state = kernel.init(BASE.sample(key_start, labels.shape), conditional.unnormalized_log_prob)
-
-    def move(state, key):
-        return kernel.step(key, state, conditional.unnormalized_log_prob)[0], None
-
-    return jax.lax.scan(move, state, random.split(key_moves, num_steps))[0].position
+    pool = ebm.ChainPool(ebm.kernels.ula(0.05, temperature=TEMPERATURE), 1, num_steps=num_steps)
+    return pool.sample(rng_key, joint.conditional(labels))[0]
 
 
-def clean(joint, noisy, scale, rng_key):
-    """Noisy digits, brought closer to the model by ten Langevin moves without noise."""
-    marginal = joint.marginal()
+def clean(joint, noisy, rng_key):
+    """Noisy digits, brought closer to the model by ten Langevin moves, all but without noise."""
     kernel = ebm.kernels.ula(0.02, temperature=1e-6)
-    state = kernel.init(noisy, marginal.unnormalized_log_prob)
-    for key in random.split(rng_key, 10):
-        state, _ = kernel.step(key, state, marginal.unnormalized_log_prob)
-    return state.position
+    pool = ebm.ChainPool(kernel, len(noisy), num_steps=10, init=lambda rng_key, shape: noisy)
+    return pool.sample(rng_key, joint.marginal())
 
 
 def posterior_mean(joint, observed, scale, rng_key, num_samples=500):
@@ -193,7 +182,7 @@ def applications(joint, plain, held_out):
     x, y = held_out
     noise = 0.5 * np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
     noisy = x[:40] + noise[:40]
-    cleaned = clean(joint, noisy, 0.5, random.key(0))
+    cleaned = clean(joint, noisy, random.key(0))
     restored = posterior_mean(joint, noisy, 0.5, random.key(1))
     half = jnp.where(jnp.arange(64) < 32, 0.1, 1e3)
     covered = np.where(np.arange(64) < 32, x[:40], 0.0)

@@ -201,6 +201,25 @@ class ChainPool:
         each = jnp.zeros((self.pool_size, *distribution.batch_shape), jnp.int32)
         return PoolState(position, count, zero + step_size, zero + 1, zero, zero, count, each, each, each)
 
+    def sample(self, rng_key: jax.Array, distribution: EnergyBased) -> jax.Array:
+        """Start chains and return where `num_steps` moves take them, shape ``(pool_size, *batch_shape, *event_shape)``.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`start` and :meth:`advance`.
+
+        Examples
+        --------
+        >>> from numpyro_ebm import kernels
+        >>> d = EnergyBased(lambda x: (x - 3.0) ** 2, dist.Uniform(0, 4))
+        >>> x = ChainPool(kernels.mala(0.1), pool_size=1_000, num_steps=100).sample(random.key(0), d)
+        >>> x.shape, bool(abs(x.mean() - 2.89) < 0.1)
+        ((1000,), True)
+        """
+        key_start, key_moves = random.split(rng_key)
+        return self.advance(key_moves, self.start(key_start, distribution), None, distribution)[1]
+
     def draw(self, rng_key: jax.Array, state: PoolState) -> tuple[jax.Array | None, jax.Array]:
         """Return the indices of `num_chains` chains (None: all) and their positions."""
         if self.num_chains is None or self.num_chains == self.pool_size:

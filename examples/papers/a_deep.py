@@ -40,9 +40,7 @@ def moons(num: int, seed: int):
 
 
 def main(small: bool):
-    num, num_updates, timescales = (
-        (500, 600, (0.1, 1.0, 10.0)) if small else (2_000, 10_000, (0.1, 1.0, 10.0, 30.0, 100.0))
-    )
+    num, num_updates, timescales = (500, 600, (0.1, 1.0, 10.0)) if small else (1_000, 3_000, (0.1, 1.0, 10.0, 30.0))
     held_out = moons(5_000, 1_000)
     found, rows = {}, []
     for num_substeps in (1, 5):

@@ -18,9 +18,7 @@ from classifiers import (
     TEMPERATURE,
     Perceptron,
     accuracy,
-    base_of,
     buffer,
-    chains,
     digits,
     generate,
     program,
@@ -58,7 +56,9 @@ def posterior_mean(joint, observed, scale, num_samples: int):
 
 def denoised(joint, noisy):
     """Ten Langevin moves, all but without noise."""
-    return chains(joint.marginal(), random.key(0), len(noisy), 10, 0.02, 1e-6, init=lambda rng_key, shape: noisy)
+    kernel = ebm.kernels.ula(0.02, temperature=1e-6)
+    pool = ebm.ChainPool(kernel, len(noisy), num_steps=10, init=lambda rng_key, shape: noisy)
+    return pool.sample(random.key(0), joint.marginal())
 
 
 def attacked(joint, x, y, size: float, num_steps: int = 10):

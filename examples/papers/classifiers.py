@@ -135,15 +135,7 @@ def accuracy(joint: ebm.JointEnergy, x, y) -> float:
     return float(jnp.mean(jnp.argmax(joint.classifier(x).logits, -1) == y))
 
 
-def chains(
-    distribution: ebm.EnergyBased, rng_key, num: int, num_moves: int, step_size=0.05, temperature=TEMPERATURE, init=None
-):
-    """Positions of `num` chains after Langevin moves from `init` (the base), shape ``(num, *batch, 64)``."""
-    key_start, key_moves = random.split(rng_key)
-    pool = ebm.ChainPool(ebm.kernels.ula(step_size, temperature), num, num_steps=num_moves, init=init)
-    return pool.advance(key_moves, pool.start(key_start, distribution), None, distribution)[1]
-
-
 def generate(joint: ebm.JointEnergy, labels, rng_key, num_moves: int = 500):
-    """An example of p(x|y) for each of the given classes, by moves from the base."""
-    return chains(joint.conditional(labels), rng_key, 1, num_moves)[0]
+    """An example of p(x|y) for each of the given classes, by Langevin moves from the base."""
+    pool = ebm.ChainPool(ebm.kernels.ula(0.05, temperature=TEMPERATURE), 1, num_steps=num_moves)
+    return pool.sample(rng_key, joint.conditional(labels))[0]
