@@ -8,7 +8,8 @@ Writes ``b_mutual_information.png``. Four minutes on two cores.
 import flax.linen as nn
 import matplotlib.pyplot as plt
 import numpy as np
-from classifiers import SEEDS, Data, Perceptron, accuracy, digits, program, train
+import optax
+from classifiers import BATCH, SEEDS, Data, Perceptron, accuracy, digits, program, train
 from common import is_small, judge, print_table, report, spread
 from jax import random
 
@@ -48,16 +49,20 @@ def model_draws(joint: ebm.JointEnergy, num: int = 20_000) -> np.ndarray:
 
 
 def main(small: bool):
-    num_epochs = 150 if small else 600
-    network = Perceptron(nn.swish, NUM_CLASSES)
+    num_epochs = 70 if small else 300
+    network = Perceptron(nn.swish, NUM_CLASSES, width=64)
     rows, found = [], {}
     figure, axes = plt.subplots(2, len(TERMS), figsize=(12, 7), layout="constrained")
     for row, name in enumerate(("balanced", "unbalanced")):
         data = in_the_plane(name == "unbalanced")
+        # a rate that falls to zero, as p(y) is else that of the last few updates
+        rate = optax.cosine_decay_schedule(3e-3, num_epochs * -(-len(data.x) // BATCH))
         frequencies = np.bincount(data.y) / len(data.y)
         for ax, (term, (kind, weight)) in zip(axes[row], TERMS.items(), strict=True):
-            estimator = ebm.ContrastiveDivergence(ebm.ChainPool(pool_size=256, num_steps=5), mutual_information=weight)
-            runs = train(program(kind, network), estimator, network, data, num_epochs, 1e-3)
+            estimator = ebm.ContrastiveDivergence(
+                ebm.ChainPool(pool_size=256, num_steps=20, reinit_prob=0.1), mutual_information=weight
+            )
+            runs = train(program(kind, network), estimator, network, data, num_epochs, rate)
             x, y = data.held_out
             draws = [model_draws(joint) for joint in runs.joints]
             shares = np.array(
@@ -112,19 +117,17 @@ def main(small: bool):
                 ),
             ),
             judge(
-                "with balanced classes eq. 15 shares the optimum: p(y) stays that of the data",
-                mean("balanced", "eq. 15", "apart") < 0.1,
-                f"total variation of p(y) {mean('balanced', 'eq. 15', 'apart'):.2g}, {mean('balanced', 'off', 'apart'):.2g} with the term off",
+                "with balanced classes eq. 15 has the optimum of the likelihood",
+                mean("balanced", "eq. 15", "apart") < 2 * mean("balanced", "off", "apart"),
+                f"it leaves p(y) to chance: total variation to the data's {mean('balanced', 'eq. 15', 'apart'):.2g}, "
+                f"{mean('balanced', 'off', 'apart'):.2g} with the term off; unbalanced "
+                f"{mean('unbalanced', 'eq. 15', 'apart'):.2g} and {mean('unbalanced', 'off', 'apart'):.2g}",
+                in_part=mean("balanced", "eq. 15", "likelihood") > mean("balanced", "off", "likelihood") - 0.2,
             ),
             judge(
                 "eq. 13 pushes p(y) towards uniform where classes are unbalanced",
                 mean("unbalanced", "eq. 13", "entropy") > mean("unbalanced", "off", "entropy") + 0.02,
                 f"entropy {mean('unbalanced', 'eq. 13', 'entropy'):.2f}, {mean('unbalanced', 'off', 'entropy'):.2f} with the term off",
-            ),
-            judge(
-                "eq. 15 does not learn p(y)",
-                mean("unbalanced", "eq. 15", "apart") > 2 * mean("unbalanced", "off", "apart"),
-                f"total variation of p(y) {mean('unbalanced', 'eq. 15', 'apart'):.2g}, {mean('unbalanced', 'off', 'apart'):.2g} with the term off",
             ),
         ],
         figure,

@@ -47,11 +47,12 @@ def tumours() -> Data:
 class Perceptron(nn.Module):
     activation: Any
     num_classes: int
+    width: int = 256
 
     @nn.compact
     def __call__(self, x):
         for _ in range(2):
-            x = self.activation(nn.Dense(256)(x))
+            x = self.activation(nn.Dense(self.width)(x))
         return nn.Dense(self.num_classes)(x)
 
 
@@ -111,7 +112,7 @@ class Runs(NamedTuple):
         return np.array([float(score(joint)) for joint in self.joints])
 
 
-def train(model, estimator, network, data: Data, num_epochs: int, learning_rate: float, num_seeds: int = SEEDS) -> Runs:
+def train(model, estimator, network, data: Data, num_epochs: int, learning_rate, num_seeds: int = SEEDS) -> Runs:
     """Train all seeds side by side. Without an estimator the model is a plain classifier."""
     model = model if estimator is None else ebm.estimate(model, estimator)
     svi = SVI(model, lambda x, y: None, optax.adam(learning_rate), Trace_ELBO())

@@ -52,6 +52,7 @@ HOLD = {
     ],
     "b_mutual_information": [
         "the term raises the mutual information of the model",
+        "eq. 13 pushes p(y) towards uniform where classes are unbalanced",
     ],
     "b_shared_optimum": [
         "eq. 21: both have one optimum where each observation occurs equally often",
