@@ -59,10 +59,6 @@ HOLD = {
         "not where observations repeat",
         "the optimum of eq. 20 is then the square root of the data's frequencies, normalised",
     ],
-    "b_applications": [
-        "ST-JEM generates digits of a given class",
-        "it denoises",
-    ],
 }
 
 
