@@ -362,11 +362,11 @@ class ChainPool:
         if isinstance(self.init, str):
             return self._rows(observations, "init='data'").draw(rng_key, num)
         shape = (num, *distribution.batch_shape, *distribution.event_shape)
-        source: Callable = self.init.sample if isinstance(self.init, dist.Distribution) else self.init
-        if self.init is None:
-            base = distribution.base
+        given = distribution.base if self.init is None else self.init
+        source: Callable = given.sample if isinstance(given, dist.Distribution) else given
+        if isinstance(given, dist.Distribution) and given.event_shape == distribution.event_shape:
             batch_shape = distribution.batch_shape
-            source = (base if base.batch_shape == batch_shape else base.expand(batch_shape)).sample
+            source = (given if given.batch_shape == batch_shape else given.expand(batch_shape)).sample
         try:
             draws = source(rng_key, (num,))
         except NotImplementedError as error:

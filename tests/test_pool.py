@@ -216,3 +216,13 @@ def test_rows_of_each_element_are_its_own():
     drawn = np.asarray(rows.draw(random.key(0), 500))
     assert set(drawn[:, 0]) == {100.0, 101, 102, 103, 104}
     assert set(drawn[:, 1]) == {101.0, 103.0}
+
+
+def test_a_distribution_to_start_from_is_drawn_from_for_each_element_of_a_batch():
+    base = dist.Normal(0, 1).expand([2]).to_event(1)
+    d = ebm.EnergyBased(lambda x: jnp.sum(x**2, -1), base).expand([3])
+    pool = ebm.ChainPool(pool_size=5, init=dist.Uniform(8, 9).expand([2]).to_event(1))
+    position = pool.start(random.key(0), d).position
+    assert position.shape == (5, 3, 2)
+    assert len(np.unique(position)) == 30
+    assert position.min() >= 8
