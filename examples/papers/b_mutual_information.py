@@ -81,7 +81,6 @@ def main(small: bool):
                 "information": information,
                 "entropy": entropy,
                 "apart": np.abs(shares - frequencies).sum(-1) / 2,
-                "diverged": runs.num_diverged,
             }
             values = found[name, term]
             rows.append(

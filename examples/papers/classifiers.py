@@ -108,7 +108,7 @@ class Runs(NamedTuple):
         return 0 if self.report is None else int(np.sum(self.report.diverged))
 
     def scores(self, score) -> np.ndarray:
-        """`score` of each joint energy, NaN where it is not finite."""
+        """`score` of each joint energy."""
         return np.array([float(score(joint)) for joint in self.joints])
 
 
