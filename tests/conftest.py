@@ -6,7 +6,9 @@ import warnings
 # most of the suite's time is XLA's compiling, which takes two thirds as long without its optimisation
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
+import jax
 import numpyro
+import pytest
 
 numpyro.set_host_device_count(2)
 
@@ -14,3 +16,10 @@ numpyro.set_host_device_count(2)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import arviz  # noqa: F401
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_what_was_compiled():
+    """Each executable takes memory maps, of which Linux gives a process 65,530: a whole suite's take more."""
+    yield
+    jax.clear_caches()
