@@ -65,14 +65,12 @@ def main(small: bool):
     # the flow has the kernel of infinitely many features
     size, flows = 1_000, {}
     apart = []
+    noisy = ebm.MMDFlow(truth.base, radius=FLOW_RADIUS, step_size=STEP_SIZE, num_chains=500)
+    noiseless = ebm.MMDFlow(truth.base, inverse_temperature=np.inf, step_size=2.0, num_chains=500)
     for seed in range(3):
         x = draws(truth, size, seed)
-        run = ebm.MMDFlow(ebm.SphereUniform(DIM), radius=FLOW_RADIUS, step_size=STEP_SIZE, num_chains=500).run(
-            random.key(seed), num_steps, x
-        )
-        quiet = ebm.MMDFlow(ebm.SphereUniform(DIM), inverse_temperature=np.inf, step_size=2.0, num_chains=500).run(
-            random.key(seed), 2 * num_steps, x
-        )
+        run = noisy.run(random.key(seed), num_steps, x)
+        quiet = noiseless.run(random.key(seed), 2 * num_steps, x)
         kl = ebm.kl_divergence(truth, ebm.EnergyBased(run.energy, truth.base), random.key(0), x=fresh[:4_000]).value
         flows.setdefault("KL", []).append(kl)
         flows.setdefault("b", []).append(float(jnp.mean(run.inverse_temperatures[-50:])))

@@ -35,7 +35,7 @@ def estimators(pool: ebm.ChainPool) -> dict:
 
 
 def main(small: bool):
-    num_epochs, num_steps = (8, 5) if small else (60, 20)
+    num_epochs, num_steps = (5, 5) if small else (60, 20)
     data, network = digits(), Perceptron(nn.swish, 10)
     (judge_of_digits,) = train(program("plain", network), None, network, data, 30, 1e-3, num_seeds=1).joints
     labels = jnp.tile(jnp.arange(10), 4)

@@ -49,7 +49,7 @@ def model_draws(joint: ebm.JointEnergy, num: int = 20_000) -> np.ndarray:
 
 
 def main(small: bool):
-    num_epochs = 70 if small else 300
+    num_epochs = 45 if small else 300
     network = Perceptron(nn.swish, NUM_CLASSES, width=64)
     rows, found = [], {}
     figure, axes = plt.subplots(2, len(TERMS), figsize=(12, 7), layout="constrained")

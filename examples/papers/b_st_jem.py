@@ -32,9 +32,9 @@ def methods(num_steps: int) -> dict:
 
 def main(small: bool):
     cells = {
-        "digits, perceptron": (digits(), Perceptron, 5 if small else 20, 15 if small else 60),
+        "digits, perceptron": (digits(), Perceptron, 5 if small else 20, 10 if small else 60),
         "digits, convolutional": (digits(), Convolutional, 5, 40),
-        "tumours, perceptron": (tumours(), Perceptron, 5 if small else 20, 20 if small else 100),
+        "tumours, perceptron": (tumours(), Perceptron, 5 if small else 20, 15 if small else 100),
     }
     if small:
         del cells["digits, convolutional"]

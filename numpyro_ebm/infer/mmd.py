@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -197,17 +198,17 @@ class MMDFlow:
         key_base, key_steps = random.split(rng_key)
         start = self.base.sample(key_base, (self.num_chains,)).astype(x.dtype)
 
-        @jax.jit
-        def run(start, x, key):
-            within = jnp.mean(_gram(self.kernel, x, x))
-            return lax.scan(lambda X, key: self._step(X, key, x, within), start, random.split(key, num_steps))
-
-        particles, (discrepancies, temperatures) = run(start, x, key_steps)
+        particles, (discrepancies, temperatures) = self._steps(random.split(key_steps, num_steps), start, x)
         if not bool(jnp.all(jnp.isfinite(particles))):
             step = int(jnp.argmin(jnp.isfinite(discrepancies)))
             raise ValueError(f"particles turned non-finite at step {step or num_steps}: take a smaller step_size")
         energy = MMDWitness(particles, x, temperatures[-1], self.kernel)
         return MMDFlowResult(particles, discrepancies, temperatures, energy)
+
+    @partial(jax.jit, static_argnums=0)
+    def _steps(self, rng_keys, start, x):
+        within = jnp.mean(_gram(self.kernel, x, x))
+        return lax.scan(lambda particles, rng_key: self._step(particles, rng_key, x, within), start, rng_keys)
 
     def _step(self, particles, rng_key, x, within):
         def witness(points):
