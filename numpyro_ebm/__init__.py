@@ -18,16 +18,16 @@ from numpyro_ebm.handlers import check_model, estimate, fitted_distribution
 from numpyro_ebm.infer import (
     MALA,
     ULA,
-    DivergenceError,
     DualSGDA,
     Exchange,
     MeasureDynamics,
     MMDFlow,
+    MonitoredSVI,
     arc_cosine_kernel,
     wasserstein_fisher_rao,
 )
 from numpyro_ebm.joint import JointEnergy, mutual_information
-from numpyro_ebm.monitor import chain_report
+from numpyro_ebm.monitor import DivergenceError, Monitor, chain_report
 from numpyro_ebm.normalizer import log_likelihood, log_normalizer, smc_sampler
 from numpyro_ebm.pool import ChainPool
 
@@ -47,6 +47,8 @@ __all__ = [
     "JointEnergy",
     "MMDFlow",
     "MeasureDynamics",
+    "Monitor",
+    "MonitoredSVI",
     "Quadrature",
     "ScoreMatching",
     "SoftmaxContrastive",

@@ -1,10 +1,113 @@
-"""What the chains of a training say about it."""
+"""What is watched while a model is trained, and what happens when it goes wrong."""
 
+import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpyro_ebm.energies import check_positive, check_size
 from numpyro_ebm.pool import PoolState
+
+POLICIES = ("raise", "stop", "heal")
+
+
+class DivergenceError(RuntimeError):
+    """Training went wrong.
+
+    Attributes
+    ----------
+    step
+        The update, from 1, at which it did.
+    result
+        `SVIRunResult` of the last good state: params, state and the losses before `step`.
+    site
+        Name of the site whose chains show it; None where a loss or parameter is not finite.
+    report
+        :func:`chain_report` of the update that went wrong.
+    """
+
+    def __init__(self, message: str, step: int, result: Any, site: str | None = None, report: dict | None = None):
+        super().__init__(message)
+        self.step = step
+        self.result = result
+        self.site = site
+        self.report = report or {}
+
+    def __reduce__(self):
+        return DivergenceError, (*self.args, self.step, self.result, self.site, self.report)
+
+
+class Fault(NamedTuple):
+    """What is wrong with an update, in words, and the site whose chains show it."""
+
+    reason: str
+    site: str | None
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """Limits within which a training is healthy, and what happens outside of them.
+
+    Parameters
+    ----------
+    max_energy
+        Largest absolute energy (times the inverse temperature) of chains and observations, in nats; infinite: none.
+    max_gap
+        Largest absolute difference of the mean energies of chains and observations, in nats.
+    policy
+        ``"raise"`` a :class:`DivergenceError` that holds the last good state; ``"stop"`` with a warning and return that
+        state; or ``"heal"``: go on from that state with chains that start anew, with a warning.
+    max_heals
+        How often chains start anew before an error is raised.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of its range.
+
+    Notes
+    -----
+    Losses and parameters that are not finite are a fault whatever the limits; under ``stable_update`` an update with such a
+    loss is skipped, and a fault only where a hundred in a row are. Single chains that turn non-finite restart by
+    themselves, and are counted.
+
+    Examples
+    --------
+    >>> Monitor(policy="heal").max_energy
+    10000.0
+    """
+
+    max_energy: float = 1e4
+    max_gap: float = 1e3
+    policy: str = "raise"
+    max_heals: int = 10
+
+    def __post_init__(self):
+        for name in ("max_energy", "max_gap"):
+            if getattr(self, name) != math.inf:
+                check_positive(name, getattr(self, name))
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {POLICIES}, got {self.policy!r}")
+        check_size("max_heals", self.max_heals)
+
+    def fault(self, state: Any) -> Fault | None:
+        """What is wrong with the chains of an `SVIState`; None where all is well."""
+        for name, holder in chain_holders(state).items():
+            pool = holder["state"]
+            num_chains, energy, gap = pool.age.size, float(pool.max_energy), float(pool.energy_gap)
+            chains = f"{num_chains} chains, of which {int(pool.num_nonfinite)} were restarted as non-finite so far"
+            # NaN is over any limit
+            if not energy <= self.max_energy:
+                return Fault(
+                    f"site {name!r}: an energy of size {energy:.3g} (limit {self.max_energy:g}); {chains}", name
+                )
+            if not abs(gap) <= self.max_gap:
+                return Fault(
+                    f"site {name!r}: chains' energies are {gap:.3g} over the data's (limit {self.max_gap:g}); {chains}",
+                    name,
+                )
+        return None
 
 
 class ChainReport(NamedTuple):

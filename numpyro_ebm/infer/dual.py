@@ -1,59 +1,35 @@
 """Dual training by stochastic gradient descent-ascent: particles and neurons move together."""
 
-import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax import lax, random
+from jax import random
 from numpyro import handlers
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import Trace_ELBO
 from numpyro.infer.gibbs import prototype_trace
 from numpyro.infer.mcmc import MCMCKernel
-from numpyro.infer.svi import SVIRunResult, SVIState
-from tqdm.auto import tqdm
+from numpyro.infer.svi import SVIState
 
 from numpyro_ebm import kernels
 from numpyro_ebm.distributions import ambient, refuse_faults
 from numpyro_ebm.energies import check_positive, check_size
 from numpyro_ebm.estimators import ContrastiveDivergence
 from numpyro_ebm.handlers import estimate, normalizer_dependencies
+from numpyro_ebm.infer.monitored import MonitoredSVI
 from numpyro_ebm.infer.optim import DualOptim, Links, Record, wasserstein_fisher_rao
 from numpyro_ebm.joint import check_labels
+from numpyro_ebm.monitor import Monitor
 from numpyro_ebm.pool import ChainPool
-
-_MAX_CHUNK = 100  # updates between two looks from the host
-
-
-class DivergenceError(RuntimeError):
-    """Training turned non-finite.
-
-    Attributes
-    ----------
-    step
-        The update, from 1, that turned non-finite.
-    result
-        `SVIRunResult` of the last finite state: params, state and the losses before `step`.
-    """
-
-    def __init__(self, message: str, step: int, result: SVIRunResult):
-        super().__init__(message)
-        self.step = step
-        self.result = result
-
-    def __reduce__(self):
-        return DivergenceError, (*self.args, self.step, self.result)
 
 
 def _no_guide(*args, **kwargs):
     pass
 
 
-class DualSGDA(SVI):
+class DualSGDA(MonitoredSVI):
     r"""Train energy-based models by dual stochastic gradient descent-ascent (paper A, Algorithm 1).
 
     Maximum likelihood over an F1 ball is a min-max problem over particles and neurons
@@ -65,8 +41,8 @@ class DualSGDA(SVI):
     4. moves neurons and log-weights by ``timescale * step_size`` per observation (a
        Wasserstein-Fisher-Rao step), and all other parameters by `optim`.
 
-    It is a :class:`numpyro.infer.SVI`: `init`, `update`, `stable_update`, `run`, `get_params` and
-    `evaluate` are as there.
+    It is a :class:`~numpyro_ebm.MonitoredSVI`, and so a :class:`numpyro.infer.SVI`: `init`, `update`, `stable_update`,
+    `run`, `get_params` and `evaluate` are as there.
 
     Parameters
     ----------
@@ -95,6 +71,8 @@ class DualSGDA(SVI):
         An optax optimiser of all parameters but those of F1 energies, on SVI's loss. By default
         they descend the loss per observation by ``timescale * step_size``, as neurons do; a deep
         network wants an optimiser of its own, such as ``optax.adam(1e-3)``.
+    monitor
+        What `run` watches, and what happens where it goes wrong: a :class:`~numpyro_ebm.Monitor`.
 
     Raises
     ------
@@ -102,7 +80,7 @@ class DualSGDA(SVI):
         If a number is out of its range; at `init`, if the data are not finite or off the support,
         or an energy depends on a latent variable.
     DivergenceError
-        From `run`, if an update turns non-finite; it carries the last finite state.
+        From `run`, if an update goes wrong; it carries the last good state.
 
     Notes
     -----
@@ -140,6 +118,7 @@ class DualSGDA(SVI):
         restart_prob: float = 0.0,
         kernel: Any = None,
         optim: optax.GradientTransformation | None = None,
+        monitor: Monitor | None = None,
     ):
         for label, program in (("model", model), ("guide", _no_guide if guide is None else guide)):
             if not callable(program):
@@ -163,8 +142,8 @@ class DualSGDA(SVI):
             kernel = (kernels.mala if kernel is None else kernel)(self._move_size(num_substeps))
         pool = ChainPool(kernel, num_chains, num_steps=num_substeps, restart_prob=restart_prob, init="data")
         estimated = estimate(model, ContrastiveDivergence(pool, simultaneous=True))
-        super().__init__(estimated, _no_guide if guide is None else guide, self._make_optim(), Trace_ELBO())
-        self._compiled: dict = {}
+        guide = _no_guide if guide is None else guide
+        super().__init__(estimated, guide, self._make_optim(), Trace_ELBO(), monitor=monitor)
 
     def _move_size(self, num_substeps):
         if callable(self.step_size):
@@ -232,126 +211,6 @@ class DualSGDA(SVI):
             for param in depends.names:
                 self._links.sites[param] = (*self._links.sites.get(param, ()), name)
 
-    def run(
-        self,
-        rng_key: jax.Array,
-        num_steps: int,
-        *args: Any,
-        progress_bar: bool = True,
-        stable_update: bool = False,
-        forward_mode_differentiation: bool = False,
-        init_state: SVIState | None = None,
-        init_params: dict | None = None,
-        **kwargs: Any,
-    ) -> SVIRunResult:
-        """Run `num_steps` updates, as :meth:`numpyro.infer.SVI.run` does, in compiled chunks.
-
-        A second run with arguments of the same shapes compiles nothing.
-
-        Raises
-        ------
-        ValueError
-            If `num_steps` is not positive, or the data are faulty.
-        DivergenceError
-            If an update turns non-finite and `stable_update` is off.
-        """
-        check_size("num_steps", num_steps)
-        # also where a state is given: init looks at the data
-        state = self.init(rng_key, *args, init_params=init_params, **kwargs)
-        if init_state is not None:
-            _check_fits(init_state, state)
-            state = init_state
-        step = self.stable_update if stable_update else self.update
-
-        def chunk(state, length, *args, **kwargs):
-            def body(i, carry):
-                state, losses = carry
-                state, loss = step(state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs)
-                return state, losses.at[i].set(loss)
-
-            losses = jnp.zeros(_MAX_CHUNK, jnp.result_type(float))
-            state, losses = lax.fori_loop(0, length, body, (state, losses))
-            params = jax.tree.leaves(self.get_params(state))
-            finite = jnp.all(jnp.isfinite(losses)) & jnp.array([jnp.all(jnp.isfinite(p)) for p in params]).all()
-            return state, losses, finite
-
-        def advance(state, length):
-            key = ("run", stable_update, forward_mode_differentiation)
-            state, losses, finite = self._call(key, chunk, (state, np.asarray(length), *args), kwargs)
-            return state, np.asarray(losses)[:length], bool(finite)
-
-        losses: list = []
-        done, length = 0, 1
-        with tqdm(total=num_steps, disable=not progress_bar) as bar:
-            while done < num_steps:
-                length = min(length, num_steps - done)
-                began = time.perf_counter()
-                start, (state, chunk_losses, finite) = state, advance(state, length)
-                if not (finite or stable_update):
-                    self._raise_divergence(advance, start, done, losses)
-                losses.append(chunk_losses)
-                done += length
-                bar.update(length)
-                bar.set_postfix_str(self._progress(state, chunk_losses), refresh=False)
-                # look twice a second, but not more often than every update
-                length = min(max(int(length * 0.5 / (time.perf_counter() - began)), 1), _MAX_CHUNK)
-        acceptance = self._acceptance(state)
-        if acceptance < 0.01:
-            warnings.warn(
-                f"particles hardly move: {acceptance:.1%} of their last moves were accepted, so that the fit is wrong. Take a "
-                "smaller step_size, or more num_substeps",
-                stacklevel=2,
-            )
-        return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
-
-    def _raise_divergence(self, advance, state, done, losses):
-        """Go through a chunk again one update at a time, to the one that turned non-finite."""
-        new, loss, finite = advance(state, 1)
-        while finite:
-            state, done = new, done + 1
-            losses.append(loss)
-            new, loss, finite = advance(state, 1)
-        result = SVIRunResult(self.get_params(state), state, jnp.concatenate([jnp.zeros(0), *losses]))
-        raise DivergenceError(
-            f"update {done + 1} turned non-finite (loss {float(loss[0])}): take a smaller step_size or timescale. The "
-            "error's .result holds the last finite state",
-            done + 1,
-            result,
-        )
-
-    def _pools(self, state):
-        return [holder["state"] for name, holder in state.mutable_state.items() if name.endswith("$chains")]
-
-    def _acceptance(self, state):
-        return min(float(pool.acceptance_rate) for pool in self._pools(state))
-
-    def _progress(self, state, losses):
-        restarts = sum(int(pool.num_nonfinite) for pool in self._pools(state))
-        return f"loss {np.mean(losses):.4g}, acceptance {self._acceptance(state):.2f}, non-finite restarts {restarts}"
-
-    def _call(self, key, fn, args, kwargs):
-        """Call `fn` compiled: its arrays are arguments, everything else is static."""
-        leaves, treedef = jax.tree.flatten((args, kwargs))
-        dynamic = [leaf if _is_array(leaf) else None for leaf in leaves]
-        static = tuple(None if _is_array(leaf) else leaf for leaf in leaves)
-        # 1, 1.0 and True are equal, but not the same argument
-        key = (key, treedef, static, tuple(map(type, static)))
-        try:
-            compiled = self._compiled.get(key)
-        except TypeError:
-            compiled, key = None, None
-        if compiled is None:
-
-            def call(dynamic):
-                merged = [d if s is None else s for d, s in zip(dynamic, static, strict=True)]
-                args, kwargs = jax.tree.unflatten(treedef, merged)
-                return fn(*args, **kwargs)
-
-            compiled = jax.jit(call)
-            if key is not None:
-                self._compiled[key] = compiled
-        return compiled(dynamic)
-
     def __getstate__(self):
         state = self.__dict__.copy()
         del state["optim"]
@@ -360,23 +219,3 @@ class DualSGDA(SVI):
     def __setstate__(self, state):
         self.__dict__.update(state)
         self.optim = self._make_optim()
-
-
-def _check_fits(init_state, state):
-    """Raise unless a state to go on from is one of this trainer, for these data."""
-    if not isinstance(init_state, SVIState):
-        raise TypeError(f"init_state must be an SVIState, such as result.state, got {type(init_state).__name__}")
-    found, expected = (
-        [(jax.tree_util.keystr(path), jnp.shape(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-        for tree in (init_state[:2], state[:2])
-    )
-    differences = [f"{e[0]} of shape {e[1]}" for e in expected if e not in found]
-    differences = differences or [f"{f[0]} of shape {f[1]}" for f in found if f not in expected]
-    if differences:
-        raise ValueError(
-            f"init_state is of another model, optim, step_size schedule or num_chains: it differs at {differences[0]}"
-        )
-
-
-def _is_array(leaf):
-    return isinstance(leaf, jax.Array | np.ndarray)

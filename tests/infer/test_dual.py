@@ -237,7 +237,7 @@ def test_stable_update_skips_a_bad_gradient():  # case A8
     new, loss = dual.stable_update(state, X, 1.0)
     assert jnp.isnan(loss)
     jax.tree.map(np.testing.assert_array_equal, params(dual, new), params(dual, state))
-    with pytest.raises(ebm.DivergenceError, match="update 1 turned non-finite"):
+    with pytest.raises(ebm.DivergenceError, match="update 1 went wrong, it turned non-finite"):
         dual.run(random.key(0), 5, X, 1.0, progress_bar=False)
 
 
@@ -251,7 +251,7 @@ def test_a_run_that_turns_non_finite_stops_and_keeps_the_last_finite_state():
             numpyro.sample("x", ebm.EnergyBased(energy, ebm.SphereUniform(3), beta), obs=x)
 
     dual = make(model)
-    with pytest.raises(ebm.DivergenceError, match="update 123 turned non-finite") as caught:
+    with pytest.raises(ebm.DivergenceError, match="update 123 went wrong, it turned non-finite") as caught:
         dual.run(random.key(0), 300, X, progress_bar=False)
     assert caught.value.step == 123
     result = caught.value.result
@@ -379,7 +379,7 @@ def test_particles_that_do_not_move_are_reported():
         with numpyro.plate("data", 60):
             numpyro.sample("x", ebm.EnergyBased(lambda x: scale * x[2] ** 2, ebm.SphereUniform(3)), obs=x)
 
-    dual = make(steep, step_size=1.0, timescale=1e-9)
+    dual = make(steep, step_size=1.0, timescale=1e-9, monitor=ebm.Monitor(max_energy=1e7))
     with pytest.warns(UserWarning, match="particles hardly move"):
         dual.run(random.key(0), 5, X, progress_bar=False)
 
