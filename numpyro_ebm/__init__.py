@@ -1,6 +1,6 @@
 """Energy-based models in NumPyro."""
 
-from numpyro_ebm import kernels, plots
+from numpyro_ebm import checkpoint, kernels, plots
 from numpyro_ebm.diagnostics import (
     block_fields,
     duality_gap,
@@ -58,6 +58,7 @@ __all__ = [
     "block_fields",
     "chain_report",
     "check_model",
+    "checkpoint",
     "duality_gap",
     "estimate",
     "f1_energy",
