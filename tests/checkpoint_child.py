@@ -1,6 +1,7 @@
 """What child processes of the tests of checkpoints do; imported by them, so it imports little."""
 
 import itertools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,14 @@ def go_on(path, num_steps):
     dual, x = dual_and_data()
     state = restore(path, like=dual.init(random.key(99), x))
     save(path, dual.run(random.key(98), num_steps, x, init_state=state, progress_bar=False).state)
+
+
+def train(path, num_steps):
+    """Train, saving as it goes, from where the last process that did so was killed."""
+    dual, x = dual_and_data()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "run goes on")
+        return dual.run(random.key(0), num_steps, x, progress_bar=False, checkpoint=path, checkpoint_every=7)
 
 
 def counters(count):

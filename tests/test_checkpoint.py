@@ -22,7 +22,7 @@ from numpyro.infer import SVI, Trace_ELBO
 
 import numpyro_ebm as ebm
 from numpyro_ebm.checkpoint import restore, save
-from tests.checkpoint_child import counters, dual_and_data, go_on, keep_saving, restore_sharded
+from tests.checkpoint_child import counters, dual_and_data, go_on, keep_saving, restore_sharded, train
 
 STATE = {
     "array": jnp.arange(6.0).reshape(2, 3),
@@ -163,6 +163,27 @@ def test_a_new_process_goes_on_bit_for_bit(tmp_path):
 def test_sharded_arrays(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     in_child(restore_sharded, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on_bit_for_bit(tmp_path):
+    """60 s."""
+    rng, path, num_kills = np.random.default_rng(0), tmp_path / "checkpoint", 0
+    while num_kills < 6:
+        child = multiprocessing.get_context("spawn").Process(target=train, args=(path, 100_000))
+        child.start()
+        while not path.exists() and child.is_alive():  # imports, and the first save
+            time.sleep(0.1)
+        time.sleep(5 * rng.random())
+        child.kill()
+        child.join()
+        num_kills += 1
+    dual, x = dual_and_data()
+    done = int(restore(path, like=dual.init(random.key(0), x)).optim_state[0])
+    assert done > 0
+    resumed = train(path, done + 50)
+    whole = dual.run(random.key(0), done + 50, x, progress_bar=False)
+    assert_same(resumed.state, whole.state)
 
 
 def kill_saves(path, num_kills):

@@ -1,5 +1,6 @@
 """NumPyro's `SVI` with a run that is watched, goes on after a crash, and stops where it goes wrong."""
 
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 from tqdm.auto import tqdm
 
+from numpyro_ebm.checkpoint import restore, save
 from numpyro_ebm.energies import check_size
 from numpyro_ebm.monitor import DivergenceError, Fault, Monitor, chain_holders, chain_report
 
@@ -82,23 +84,40 @@ class MonitoredSVI(SVI):
         forward_mode_differentiation: bool = False,
         init_state: SVIState | None = None,
         init_params: dict | None = None,
+        checkpoint: str | os.PathLike | None = None,
+        checkpoint_every: int = 1_000,
         **kwargs: Any,
     ) -> SVIRunResult:
         """Run `num_steps` updates, as :meth:`numpyro.infer.SVI.run` does, in compiled chunks.
 
+        Parameters
+        ----------
+        checkpoint
+            Directory in which to save the state, by :func:`numpyro_ebm.checkpoint.save`. Where it holds one already, of a
+            run that was cut off, this one goes on from there up to `num_steps` in all, with a warning that says so; its
+            losses are those of its own updates.
+        checkpoint_every
+            Updates from a save to the next; the last state is saved too.
+
         Raises
         ------
         ValueError
-            If `num_steps` is not positive, the data are faulty, or `init_state` is of another model.
+            If `num_steps` is not positive, the data are faulty, or `init_state` or a checkpoint is of another model.
+        FileExistsError
+            If `checkpoint` is a file, or a directory of something else.
         DivergenceError
             If an update goes wrong, and the monitor's policy is not to stop.
         """
         check_size("num_steps", num_steps)
+        check_size("checkpoint_every", checkpoint_every)
         # also where a state is given: init looks at the data
         state = self.init(rng_key, *args, init_params=init_params, **kwargs)
         if init_state is not None:
             _check_fits(init_state, state)
             state = init_state
+        done = 0
+        if checkpoint is not None:
+            state, done = _resumed(checkpoint, state, num_steps)
         step = self.stable_update if stable_update else self.update
 
         def chunk(state, length, *args, **kwargs):
@@ -124,11 +143,11 @@ class MonitoredSVI(SVI):
                 fault = Fault(f"it turned non-finite (loss {float(losses[-1])})", None)
             return state, losses, fault
 
-        losses: list = []
-        done, length, num_heals, num_skipped = 0, 1, 0, 0
-        with tqdm(total=num_steps, disable=not progress_bar) as bar:
+        losses: list = [np.zeros(0)]
+        length, num_heals, num_skipped = 1, 0, 0
+        with tqdm(total=num_steps, initial=done, disable=not progress_bar) as bar:
             while done < num_steps:
-                length = min(length, num_steps - done)
+                length = min(length, num_steps - done, checkpoint_every - done % checkpoint_every)
                 began = time.perf_counter()
                 start, (state, chunk_losses, fault) = state, advance(state, length)
                 if fault is not None:
@@ -153,6 +172,8 @@ class MonitoredSVI(SVI):
                         stacklevel=2,
                     )
                     state = self._healed(start, num_heals, args, kwargs)
+                if checkpoint is not None and (done % checkpoint_every == 0 or done == num_steps):
+                    save(checkpoint, state)
                 bar.set_postfix_str(self._progress(state, chunk_losses), refresh=False)
                 # look twice a second, but not more often than every update
                 length = min(max(int(length * 0.5 / (time.perf_counter() - began)), 1), _MAX_CHUNK)
@@ -167,16 +188,16 @@ class MonitoredSVI(SVI):
 
     def _to_the_fault(self, advance, state):
         """Go through a chunk again, one update at a time. Returns the states before and after the fault, losses and fault."""
-        losses: list = []
+        losses: list = [np.zeros(0)]
         while True:
             new, loss, fault = advance(state, 1)
             if fault is not None:
-                return state, new, np.concatenate([np.zeros(0), *losses]), fault
+                return state, new, np.concatenate(losses), fault
             state = new
             losses.append(loss)
 
     def _error(self, state, faulty, losses, done, fault):
-        result = SVIRunResult(self.get_params(state), state, jnp.concatenate([jnp.zeros(0), *losses]))
+        result = SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
         message = (
             f"update {done + 1} went wrong, {fault.reason}: take a smaller step size or learning rate, more moves per update, or "
             "other limits, Monitor(...). The error's .result holds the last good state"
@@ -225,6 +246,24 @@ class MonitoredSVI(SVI):
             if key is not None:
                 self._compiled[key] = compiled
         return compiled(dynamic)
+
+
+def _resumed(path, state, num_steps):
+    """The state at `path` and how many updates it is after `state`; `state`, saved there, where there is none."""
+    try:
+        saved = restore(path, like=state)
+    except FileNotFoundError:
+        save(path, state)  # what can't be saved is said before the work starts
+        return state, 0
+    done = int(saved.optim_state[0]) - int(state.optim_state[0])
+    if not 0 <= done <= num_steps:
+        raise ValueError(
+            f"checkpoint {os.fspath(path)!r} is {done} updates from where this run starts, which is to make num_steps={num_steps}: "
+            "give another directory, or more steps"
+        )
+    if done:
+        warnings.warn(f"run goes on after update {done} of {num_steps}, from {os.fspath(path)!r}", stacklevel=3)
+    return saved, done
 
 
 def _check_fits(init_state, state):

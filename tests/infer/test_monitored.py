@@ -176,3 +176,36 @@ def test_faulty_arguments():
             ebm.Monitor(**arguments)
     with pytest.raises(TypeError, match="monitor must be a Monitor"):
         make(monitor="raise")
+
+
+def test_a_run_that_was_cut_off_goes_on(tmp_path):
+    svi = make()
+    whole = svi.run(random.key(1), 150, X, progress_bar=False)
+    svi.run(random.key(1), 80, X, progress_bar=False, checkpoint=tmp_path, checkpoint_every=30)
+    with pytest.warns(UserWarning, match="goes on after update 80 of 150"):
+        rest = make().run(random.key(2), 150, X, progress_bar=False, checkpoint=tmp_path)
+    np.testing.assert_array_equal(rest.params["loc"], whole.params["loc"])
+    np.testing.assert_array_equal(rest.losses, whole.losses[80:])
+    with pytest.raises(ValueError, match="150 updates from where this run starts"):
+        svi.run(random.key(1), 100, X, progress_bar=False, checkpoint=tmp_path)
+    with pytest.warns(UserWarning, match="after update 150 of 150"):
+        again = svi.run(random.key(1), 150, X, progress_bar=False, checkpoint=tmp_path)
+    assert again.losses.shape == (0,)
+
+
+def test_a_checkpoint_is_kept_where_a_run_goes_wrong(tmp_path):
+    svi = make(counted(lambda n: jnp.where(n == 137, 2e4, 0.0)))
+    with pytest.raises(ebm.DivergenceError):
+        svi.run(random.key(0), 300, X, progress_bar=False, checkpoint=tmp_path, checkpoint_every=50)
+    assert ebm.checkpoint.restore(tmp_path, like=svi.init(random.key(0), X)).optim_state[0] == 100
+
+
+def test_a_checkpoint_of_something_else_is_refused_before_the_work(tmp_path):
+    svi = make()
+    svi.run(random.key(1), 1, X, progress_bar=False, checkpoint=tmp_path / "one")
+    with pytest.raises(ValueError, match=r"expected float32\[40\], found float32\[50\]"):
+        make(pool=ebm.ChainPool(pool_size=40)).run(random.key(1), 9, X, progress_bar=False, checkpoint=tmp_path / "one")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(FileExistsError, match="thesis"):
+        svi.run(random.key(1), 9, X, progress_bar=False, checkpoint=tmp_path / "mine")
