@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 # notebooks run in kernels that inherit these
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.pop("MPLBACKEND", None)  # theirs draws figures into the page
 os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
 
 project = "numpyro_ebm"
