@@ -44,7 +44,7 @@ myst_update_mathjax = False
 suppress_warnings = ["config.cache"]  # of functions in this file
 
 # notebooks
-nb_execution_mode = os.environ.get("DOCS_EXECUTION_MODE", "cache")
+nb_execution_mode = "cache"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
