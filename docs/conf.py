@@ -35,6 +35,8 @@ optional_pages = [
     ("reference/index", "checkpoint"),
 ]
 nitpicky = True
+default_role = "code"  # single backticks in docstrings
+toc_object_entries_show_parents = "hide"
 
 # pages
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
@@ -84,7 +86,9 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
     "navigation_with_keys": False,
+    "navbar_persistent": [],
 }
+html_context = {"default_mode": "auto"}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
