@@ -1,8 +1,10 @@
 """Sphinx configuration. `sphinx-build -W -n docs docs/_build/html` builds the site; pages need no network to be read."""
 
 import os
+import shutil
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
+from pathlib import Path
 
 # notebooks run in kernels that inherit these
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -77,6 +79,7 @@ nitpick_ignore_regex = [
 html_theme = "sphinx_book_theme"
 html_title = "numpyro_ebm"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["custom.css"]
 html_copy_source = False
 html_show_sourcelink = False
@@ -108,7 +111,15 @@ def drop_missing_pages(app, docname, content):
             content[0] = content[0].replace(f"\n{page}\n", "\n")
 
 
+def copy_gallery(app, exception):
+    """Copy pictures that one page takes from another one's notebook, which Sphinx's own list lacks."""
+    if exception is None:
+        for image in (Path(app.outdir).parent / "jupyter_execute").glob("*.png"):
+            shutil.copyfile(image, Path(app.outdir) / "_images" / image.name)
+
+
 def setup(app):
+    app.connect("build-finished", copy_gallery)
     app.connect("source-read", drop_missing_pages)
     app.connect("autodoc-skip-member", skip_member)
     return {"parallel_read_safe": True}
