@@ -1,7 +1,9 @@
 """Sphinx configuration. `sphinx-build -W -n docs docs/_build/html` builds the site; pages need no network to be read."""
 
+import base64
+import hashlib
+import json
 import os
-import shutil
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from pathlib import Path
@@ -111,15 +113,20 @@ def drop_missing_pages(app, docname, content):
             content[0] = content[0].replace(f"\n{page}\n", "\n")
 
 
-def copy_gallery(app, exception):
-    """Copy pictures that one page takes from another one's notebook, which Sphinx's own list lacks."""
-    if exception is None:
-        for image in (Path(app.outdir).parent / "jupyter_execute").glob("*.png"):
-            shutil.copyfile(image, Path(app.outdir) / "_images" / image.name)
+def write_gallery(app, exception):
+    """Write pictures that one page takes from another one's notebook, which MyST-NB refers to but may not write."""
+    if exception is not None or app.builder.format != "html":
+        return
+    images = Path(app.outdir) / "_images"
+    for store in (Path(app.outdir).parent / "jupyter_execute").rglob("*.glue.json"):
+        for output in json.loads(store.read_text()).values():
+            picture = base64.b64decode(output["data"].get("image/png", ""))
+            if picture:
+                (images / f"{hashlib.sha256(picture).hexdigest()}.png").write_bytes(picture)
 
 
 def setup(app):
-    app.connect("build-finished", copy_gallery)
+    app.connect("build-finished", write_gallery)
     app.connect("source-read", drop_missing_pages)
     app.connect("autodoc-skip-member", skip_member)
     return {"parallel_read_safe": True}
