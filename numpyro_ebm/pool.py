@@ -50,7 +50,7 @@ class PoolState(NamedTuple):
     num_restarts
         How often each chain restarted, same shape.
     origin
-        Where each chain last started, an index into :data:`ORIGINS`, same shape.
+        Where each chain last started, an index into ``numpyro_ebm.pool.ORIGINS``, same shape.
     """
 
     position: jax.Array

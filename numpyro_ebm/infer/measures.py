@@ -34,7 +34,7 @@ class MeasureState(NamedTuple):
 
 
 class MeasureHistory(NamedTuple):
-    """What :meth:`MeasureDynamics.run` records after each step, each of shape ``(num_steps,)``.
+    """What :meth:`~numpyro_ebm.MeasureDynamics.run` records after each step, each of shape ``(num_steps,)``.
 
     Attributes
     ----------

@@ -87,7 +87,7 @@ jax.tree_util.register_dataclass(MMDWitness, ["particles", "x", "scale"], ["kern
 
 
 class MMDFlowResult(NamedTuple):
-    """What :meth:`MMDFlow.run` returns.
+    """What :meth:`~numpyro_ebm.MMDFlow.run` returns.
 
     Attributes
     ----------

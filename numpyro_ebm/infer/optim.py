@@ -21,7 +21,7 @@ def wasserstein_fisher_rao(learning_rate: ArrayLike | Callable) -> optax.Gradien
     r"""Wasserstein-Fisher-Rao descent on the neurons of an F1 energy, as an optax transformation.
 
     .. math::
-        \theta_j &\leftarrow \mathrm{retract}(\theta_j - s \, g_{\theta_j}), \quad
+        \theta_j \leftarrow \mathrm{retract}(\theta_j - s \, g_{\theta_j}), \quad
         \omega_j \leftarrow \omega_j - s \, g_{\omega_j}, \quad
         e^{\omega} \leftarrow e^{\omega} / \max(1, \mathrm{mean}_j \, e^{\omega_j})
 

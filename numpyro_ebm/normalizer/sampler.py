@@ -13,7 +13,7 @@ from numpyro_ebm.normalizer.smc import NUM_ISLANDS, gather, is_spreading, temper
 
 
 class ParticleSampler:
-    """Draws of a distribution from particles; made by :func:`smc_sampler`.
+    """Draws of a distribution from particles; made by :func:`~numpyro_ebm.smc_sampler`.
 
     Attributes
     ----------
