@@ -29,9 +29,10 @@ class IntractableNormalizerError(RuntimeError):
 def _refuse(site: str) -> IntractableNormalizerError:
     return IntractableNormalizerError(
         f"{site}: the normaliser of this EnergyBased distribution depends on a parameter or latent variable that is being "
-        "differentiated, and is unknown, so that this gradient would be silently wrong. Two ways out: train with "
-        "SVI(numpyro_ebm.estimate(model, numpyro_ebm.ContrastiveDivergence(pool)), ...) or numpyro_ebm.DualSGDA; or, where "
-        "log Z is known, give it as EnergyBased(..., log_normalizer=...), as a function of the same parameters."
+        "differentiated, and is unknown, so that this gradient would be silently wrong. Ways out: train with "
+        "SVI(numpyro_ebm.estimate(model, numpyro_ebm.ContrastiveDivergence(pool)), ...) or numpyro_ebm.DualSGDA; sample the "
+        "posterior with numpyro_ebm.Exchange; or, where log Z is known, give it as EnergyBased(..., log_normalizer=...), as a "
+        "function of the same parameters."
     )
 
 
