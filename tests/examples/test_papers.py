@@ -59,6 +59,8 @@ HOLD = {
         "not where observations repeat",
         "the optimum of eq. 20 is then the square root of the data's frequencies, normalised",
     ],
+    # ST-JEM's own claims need the whole setting's epochs
+    "b_applications": ["JEM, where it does not diverge, has the better density"],
 }
 
 
