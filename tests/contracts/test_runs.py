@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import optax
 import pytest
 from jax import random
-from numpyro.infer import MCMC, SVI, Trace_ELBO
+from numpyro.infer import MCMC
 
 import numpyro_ebm as ebm
 from tests.contracts.parts import CALLS, F1, ON_SPHERE, X3, Quadratic, counted, counted_relu
@@ -56,17 +55,6 @@ def posterior(x):
 
 def dual():
     trainer = ebm.DualSGDA(neurons, step_size=1e-2, num_chains=6, restart_prob=0.5)
-
-    def call(key, x):
-        result = trainer.run(key, 3, x, progress_bar=False)
-        return result.params, result.losses
-
-    return call
-
-
-def svi():
-    pool = ebm.ChainPool(ebm.kernels.mala(0.1), pool_size=6, restart_prob=0.5)
-    trainer = SVI(ebm.estimate(neurons, ebm.ContrastiveDivergence(pool)), lambda x: None, optax.sgd(0.1), Trace_ELBO())
 
     def call(key, x):
         result = trainer.run(key, 3, x, progress_bar=False)
@@ -122,9 +110,7 @@ RUNS = {
     "MMDFlow": Run(flow, ON_SPHERE),
     "importance": Run(normalizer("importance", num_draws=1000), X3, traces=1),
     "DualSGDA": Run(dual, ON_SPHERE),
-    "SVI": Run(svi, ON_SPHERE, traces=None),
     "MALA": Run(mcmc(*KERNELS["MALA"]), X3, traces=None),
-    "ULA": Run(mcmc(*KERNELS["ULA"]), X3, traces=None),
     "Exchange": Run(mcmc(*KERNELS["Exchange"]), jnp.array([0.25, 0.5]), traces=None),
     "SMC": Run(normalizer("smc", num_particles=320, num_moves=2), X3, traces=1),
     "smc_sampler": Run(lambda: sampled, X3, traces=1),
@@ -132,11 +118,10 @@ RUNS = {
 }
 INITIALISES = "NumPyro's initialize_model draws from the key that it traces the model with"
 MOVES = "BlackJAX's SMC scans over split keys under vmap, which JAX's check takes for reuse"
-REUSED = dict.fromkeys(["MALA", "ULA", "Exchange"], INITIALISES) | dict.fromkeys(
-    ["SMC", "smc_sampler", "duality_gap"], MOVES
-)
+REUSED = dict.fromkeys(["MALA", "Exchange"], INITIALISES) | dict.fromkeys(["SMC", "smc_sampler", "duality_gap"], MOVES)
 FAST = {"MMDFlow", "importance"}
 NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+KEYS = [name if name in FAST | {"DualSGDA"} else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
 
 
 def same(a, b):
@@ -144,7 +129,7 @@ def same(a, b):
 
 
 @pytest.mark.case("A15", "A16")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KEYS)
 def test_same_key_same_result_and_nothing_is_traced_twice(name):
     """5 to 20 s each."""
     run = RUNS[name]

@@ -147,7 +147,8 @@ def test_a_batch_of_chains_moves_and_is_accepted_each_on_its_own():
     assert rates[1] < 0.2
 
 
-def test_nonfinite_proposals_are_rejected_and_counted():  # case A9
+@pytest.mark.case("A9")
+def test_nonfinite_proposals_are_rejected_and_counted():
     def logdensity_fn(x):
         return jnp.where(x > 3, jnp.nan, -(x**2) / 2)
 
