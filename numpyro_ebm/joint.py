@@ -245,6 +245,11 @@ def mutual_information(joint: JointEnergy, x: ArrayLike) -> jax.Array:
         From 0 to ``log(num_classes)``; of `n` draws, biased upwards by about
         ``(num_classes - 1) / (2 n)``.
 
+    Raises
+    ------
+    ValueError
+        If `x` holds no draws, or not of the base's event shape.
+
     References
     ----------
     Sustek et al. (2023), Stabilized training of joint energy-based models and their practical applications, eq. 14.
@@ -256,7 +261,10 @@ def mutual_information(joint: JointEnergy, x: ArrayLike) -> jax.Array:
     >>> round(float(mutual_information(joint, jnp.array([-3.0, 3.0]))), 3)     # log 2
     0.693
     """
-    x = jnp.reshape(as_float(x), (-1, *joint.base.event_shape))
+    x, event_shape = as_float(x), joint.base.event_shape
+    if x.size == 0 or x.shape[x.ndim - len(event_shape) :] != event_shape:
+        raise ValueError(f"x must have shape (n, *{event_shape}) with one draw or more, got {x.shape}")
+    x = jnp.reshape(x, (-1, *event_shape))
     return jnp.mean(divergence_from_mean(joint.logits(x)))
 
 

@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import AffineTransform
 
 from numpyro_ebm.distributions import EnergyBased, detached, is_sphere
-from numpyro_ebm.energies import check_probability, check_size
+from numpyro_ebm.energies import as_float, check_probability, check_size
 from numpyro_ebm.kernels import Langevin, Transformed, mala, on_support
 
 TARGET_ACCEPTANCE = 0.574  # optimal for MALA in high dimensions (Roberts and Rosenthal 1998)
@@ -196,6 +196,7 @@ class ChainPool:
             position = self._rows(observations, "init='data'").deal(rng_key, self.pool_size)
         else:
             position = self._draw_init(rng_key, distribution, self.pool_size)
+        position = as_float(position)
         zero, count = jnp.zeros((), jnp.result_type(float)), jnp.zeros((), jnp.int32)
         step_size = _FIRST_STEP_SIZE if self.kernel.step_size is None else self._fixed_step_size(count)
         each = jnp.zeros((self.pool_size, *distribution.batch_shape), jnp.int32)
@@ -406,10 +407,20 @@ def base_deviation(distribution: EnergyBased) -> jax.Array | None:
     if support is not constraints.real:
         return None
     try:
-        deviation = jnp.sqrt(distribution.base.variance)
+        deviation = deviation_of(distribution.base)
     except NotImplementedError:
         return None
     return lax.stop_gradient(jnp.where(jnp.isfinite(deviation) & (deviation > 0), deviation, 1))
+
+
+def deviation_of(base: dist.Distribution) -> jax.Array:
+    """Standard deviations; of normals without their squares, which leave the range of floats before they do."""
+    inner = base
+    while isinstance(inner, dist.Independent | dist.ExpandedDistribution):
+        inner = inner.base_dist
+    if isinstance(inner, dist.Normal):
+        return jnp.broadcast_to(inner.scale, base.batch_shape + base.event_shape)
+    return jnp.sqrt(base.variance)
 
 
 def _where(condition, new, position):

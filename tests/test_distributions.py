@@ -48,7 +48,8 @@ def test_integers_are_taken_as_floats(value):
 
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
-def test_output_type_is_the_promoted_type(x64, dtype):  # case A17
+@pytest.mark.case("A17")
+def test_output_type_is_the_promoted_type(x64, dtype):
     if dtype == "float64" and not x64:
         dtype = "float32"  # JAX has no doubles then
     with jax.enable_x64(x64):
@@ -60,7 +61,8 @@ def test_output_type_is_the_promoted_type(x64, dtype):  # case A17
 
 
 @pytest.mark.parametrize("validate", [True, False])
-def test_outside_a_bounded_support_the_density_is_zero(validate):  # case A4
+@pytest.mark.case("A4")
+def test_outside_a_bounded_support_the_density_is_zero(validate):
     d = ebm.EnergyBased(lambda x: x, dist.Uniform(0, 1), validate_args=validate)
     density = jax.jit(d.log_prob)
     assert density(1.5) == -jnp.inf
@@ -75,7 +77,8 @@ def test_an_energy_that_is_not_finite_outside_leaves_the_gradient_inside_alone()
     np.testing.assert_allclose(gradients, [-2.0, 0.0])
 
 
-def test_vmap_of_the_constructor_equals_a_loop():  # case A5
+@pytest.mark.case("A5")
+def test_vmap_of_the_constructor_equals_a_loop():
     scales, x = jnp.array([0.5, 1.0, 2.0]), jnp.linspace(-1, 1, 4)
     loop = jnp.stack([ebm.EnergyBased(lambda x, s=s: s * x**2, dist.Normal(0, 1)).log_prob(x) for s in scales])
     made = jax.vmap(lambda s: ebm.EnergyBased(lambda x: s * x**2, dist.Normal(0, 1)))(scales)
@@ -84,7 +87,8 @@ def test_vmap_of_the_constructor_equals_a_loop():  # case A5
     np.testing.assert_allclose(inside, loop, rtol=1e-6)
 
 
-def test_shapes_of_expand_to_event_and_batches():  # case A5
+@pytest.mark.case("A5")
+def test_shapes_of_expand_to_event_and_batches():
     d = ebm.EnergyBased(f1(d=3), NORMAL3)
     x = jnp.ones((7, 5, 3))
     assert (d.batch_shape, d.event_shape) == ((), (3,))
@@ -134,7 +138,8 @@ def test_refuses(make, error, message):
         make()
 
 
-def test_round_trips_in_pickle():  # case A14
+@pytest.mark.case("A14")
+def test_round_trips_in_pickle():
     d = ebm.EnergyBased(f1(d=3), ebm.SphereUniform(3), 2.0)
     x = jnp.array([0.6, 0.0, 0.8])
     assert float(pickle.loads(pickle.dumps(d)).log_prob(x)) == float(d.log_prob(x))
@@ -213,7 +218,8 @@ def test_the_guard_raises_under_svi(spelling):
     ],
     ids=["energy", "inverse temperature", "base", "numeric log Z"],
 )
-def test_the_guard_raises_under_nuts(density):  # cases A1, A19
+@pytest.mark.case("A1", "A19")
+def test_the_guard_raises_under_nuts(density):
     def model():
         z = numpyro.sample("z", dist.Gamma(1, 1))
         numpyro.sample("obs", density(z), obs=0.3)
@@ -257,7 +263,8 @@ def test_a_network_updated_in_place_is_seen():
 
 
 @pytest.mark.parametrize("given", ["callable", "array"])
-def test_log_z_of_the_same_parameters_lifts_the_guard(given):  # case A1
+@pytest.mark.case("A1")
+def test_log_z_of_the_same_parameters_lifts_the_guard(given):
     x = random.normal(random.key(0), (50,))
 
     def model(x):
@@ -278,7 +285,8 @@ def test_log_z_of_the_same_parameters_lifts_the_guard(given):  # case A1
     assert_mean(mcmc.get_samples(group_by_chain=True)["theta"], 26 / (1 + jnp.sum(x**2) / 2))
 
 
-def test_predictive_needs_a_sampler_and_uses_it():  # case A2
+@pytest.mark.case("A2")
+def test_predictive_needs_a_sampler_and_uses_it():
     d = ebm.EnergyBased(lambda x: 4 * x**2, dist.Normal(0, 1))
     with pytest.raises(NotImplementedError, match=r"site 'x'.*with_sampler"):
         Predictive(lambda: numpyro.sample("x", d), num_samples=3)(random.key(0))

@@ -150,7 +150,8 @@ def test_config_is_checked(config, error, message):
     ("x", "message"),
     [(X.at[3].set(jnp.nan), "site 'x': .*nan at row 3"), (X.at[5].set(-jnp.inf), "-inf at row 5")],
 )
-def test_data_are_checked_before_training(x, message):  # case A8
+@pytest.mark.case("A8")
+def test_data_are_checked_before_training(x, message):
     with pytest.raises(ValueError, match=message):
         make().init(random.key(0), x)
 
@@ -190,7 +191,8 @@ def test_chains_of_a_batch_follow_their_observations_under_subsampling():
     assert np.all(np.abs(holder["state"].position - 100 * jnp.arange(40)) < 6)
 
 
-def test_log_density_scales_with_the_subsample():  # case A6
+@pytest.mark.case("A6")
+def test_log_density_scales_with_the_subsample():
     for size in (1, 100):
         x = jnp.linspace(0, 1, 1000)
 
@@ -213,7 +215,8 @@ def check_latent(z_dist, energy):
     return ebm.check_model(model, 0.5)
 
 
-def test_check_model_names_latent_and_discrete_and_learned():  # case A19
+@pytest.mark.case("A19")
+def test_check_model_names_latent_and_discrete_and_learned():
     assert check_latent(dist.Gamma(1, 1), lambda z: lambda x: z * x**2) == {"x": {"z"}}
     rates = jnp.array([0.5, 2.0])
     assert check_latent(dist.Bernoulli(0.5), lambda z: lambda x: rates[z] * x**2) == {"x": {"z"}}

@@ -34,7 +34,8 @@ JOINT = ebm.JointEnergy(logits, BASE)
     [JOINT, ebm.JointEnergy(lambda x, y: logits(x)[y], BASE, num_classes=3)],
     ids=["logits", "function of x and y"],
 )
-def test_the_three_densities_are_those_of_the_logits(joint):  # case A12
+@pytest.mark.case("A12")
+def test_the_three_densities_are_those_of_the_logits(joint):
     f = jax.vmap(logits)(X)
     log_base = BASE.log_prob(X)
     conditional = joint.conditional(Y).unnormalized_log_prob(X)

@@ -1,6 +1,7 @@
 """The order of modules, and what the package exports."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,11 @@ def test_every_public_name_has_a_docstring():
     names = [name for name in vars(numpyro_ebm) if not name.startswith("_")]
     for name in names:
         assert getattr(numpyro_ebm, name).__doc__, name
+
+
+def test_every_case_from_the_field_has_a_test():
+    texts = [path.read_text() for path in Path(__file__).parent.rglob("test_*.py")]
+    marked = {
+        case for text in texts for ids in re.findall(r"mark\.case\((.*?)\)", text) for case in re.findall(r"A\d+", ids)
+    }
+    assert {f"A{number}" for number in range(1, 20)} - {"A18"} <= marked

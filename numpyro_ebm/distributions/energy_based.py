@@ -84,7 +84,7 @@ class EnergyBased(dist.Distribution):
     Raises
     ------
     TypeError, ValueError
-        If the base is not a distribution, the energy does not fit its events, or the inverse
+        If the base is not a distribution or is over complex numbers, the energy does not fit its events, or the inverse
         temperature is negative or not finite.
 
     Notes
@@ -118,6 +118,8 @@ class EnergyBased(dist.Distribution):
     ):
         if not isinstance(base, dist.Distribution):
             raise TypeError(f"base must be a NumPyro distribution, got {type(base).__name__}")
+        if _elementwise(base.support) is constraints.complex:
+            raise ValueError(f"base must be over real numbers, got {type(base).__name__} of complex ones")
         if not_jax_tracer(inverse_temperature):
             values = np.asarray(inverse_temperature)
             numeric = np.issubdtype(values.dtype, np.number)
@@ -180,12 +182,16 @@ class EnergyBased(dist.Distribution):
         if value.shape[value.ndim - self.event_dim :] != self.event_shape or value.ndim < self.event_dim:
             raise ValueError(f"x has shape {value.shape}, which does not end in the event shape {self.event_shape}")
         if _is_unbounded(self.support):
-            return self.base.log_prob(value) - self.inverse_temperature * self.energy(value)
+            return self._density(value)
         inside = self.support(value)
         feasible = jnp.reshape(inside, inside.shape + (1,) * self.event_dim)
         value = jnp.where(feasible, value, self.support.feasible_like(value))
-        density = self.base.log_prob(value) - self.inverse_temperature * self.energy(value)
-        return jnp.where(inside, density, -jnp.inf)
+        return jnp.where(inside, self._density(value), -jnp.inf)
+
+    def _density(self, value):
+        # discrete distributions look integers up
+        own = value.astype(int) if self.support.is_discrete else value
+        return self.base.log_prob(own) - self.inverse_temperature * self.energy(value)
 
     def log_normalizer_value(self) -> Any:
         """The given log Z, or None."""
@@ -232,7 +238,14 @@ class EnergyBased(dist.Distribution):
         -------
         jax.Array
             The shape of `value`; on a sphere the gradient in the ambient space.
+
+        Raises
+        ------
+        ValueError
+            If the support is discrete.
         """
+        if self.support.is_discrete:
+            raise ValueError(f"a score needs a continuous support, got {self.support}")
         value = as_float(value)
         density, pullback = jax.vjp(self.unnormalized_log_prob, value)
         return pullback(jnp.ones_like(density))[0]
@@ -278,9 +291,14 @@ def detached(distribution: EnergyBased, value: jax.Array) -> Callable:
     return lambda x: frozen(x)[0]
 
 
-def _is_unbounded(support):
+def _elementwise(support):
     while isinstance(support, constraints.independent):
         support = support.base_constraint
+    return support
+
+
+def _is_unbounded(support):
+    support = _elementwise(support)
     return support is constraints.real or is_sphere(support)
 
 
@@ -328,9 +346,12 @@ def caller_variables(*names: str) -> Iterator[Any]:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        for name in names:
-            if name in frame.f_locals:
-                yield frame.f_locals[name]
+        # a look at a frame's variables keeps them all alive while it runs: JAX's own hold tracers then
+        if frame.f_globals.get("__name__", "").split(".")[0] != "jax":
+            code = frame.f_code
+            known = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+            if any(name in known for name in names):
+                yield from (frame.f_locals[name] for name in names if name in frame.f_locals)
         frame = frame.f_back
 
 

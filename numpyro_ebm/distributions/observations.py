@@ -10,7 +10,7 @@ from numpyro_ebm.distributions.energy_based import EnergyBased
 
 
 def validate_observations(name: str, distribution: EnergyBased, value: Any) -> None:
-    """Raise if observations are not finite, off the support or of the wrong shape.
+    """Raise if there are no observations, or they are not finite, off the support or of the wrong shape.
 
     Parameters
     ----------
@@ -33,6 +33,8 @@ def validate_observations(name: str, distribution: EnergyBased, value: Any) -> N
             f"site {name!r}: observations have shape {shape}, which does not end in the event shape "
             f"{distribution.event_shape} of the base"
         )
+    if 0 in shape:
+        raise ValueError(f"site {name!r}: there are no observations, their shape is {shape}")
     inside = distribution.support(jnp.asarray(value))
     if not_jax_tracer(value) and not_jax_tracer(inside):
         refuse_faults(name, value, inside, distribution.support)

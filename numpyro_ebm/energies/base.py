@@ -2,6 +2,7 @@
 
 import abc
 import functools
+import math
 from typing import Any
 
 import jax
@@ -80,7 +81,7 @@ class CallableEnergy(Energy):
                     f"{jnp.shape(value)}, not {expected}: let it broadcast over the leading dimensions of x"
                 )
             return value
-        flat = jnp.reshape(x, (-1, *self.event_shape))
+        flat = jnp.reshape(x, (math.prod(leading), *self.event_shape))
         return jnp.reshape(jax.vmap(self._single)(flat), (*leading, *self.output_shape))
 
     def _single(self, x):

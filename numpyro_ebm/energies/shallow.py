@@ -86,7 +86,8 @@ class F1Energy(Energy):
             return
         if not np.all(np.abs(np.asarray(self.signs)) == 1):
             raise ValueError(f"signs must be +1 or -1, got {self.signs}")
-        mean = np.max(np.mean(np.exp(np.asarray(self.log_weights)), -1))
+        with np.errstate(over="ignore"):
+            mean = np.max(np.mean(np.exp(np.asarray(self.log_weights, np.float64)), -1))
         if not mean <= 1 + 1e-3:
             raise ValueError(f"mean(exp(log_weights)) must be at most 1, got {mean:.4g}: increase the radius")
 
@@ -169,7 +170,8 @@ class F2Energy(Energy):
             raise ValueError(
                 f"radius of shape {np.shape(self.radius)} needs weights with such a batch, got weights of shape {np.shape(self.weights)}"
             )
-        norm = np.max(np.sqrt(np.mean(np.asarray(self.weights) ** 2, -1)) / np.asarray(self.radius))
+        weights = np.asarray(self.weights, np.float64)
+        norm = np.max(np.sqrt(np.mean(weights**2, -1)) / np.asarray(self.radius))
         if not norm <= 1 + 1e-3:
             raise ValueError(f"the L2 norm of weights must be at most the radius, got {norm:.4g} times the radius")
 
@@ -180,7 +182,9 @@ class F2Energy(Energy):
     @property
     def norm(self) -> Any:
         """F2 norm of this representation, ``sqrt(mean(weights ** 2))``."""
-        return jnp.sqrt(jnp.mean(jnp.asarray(self.weights) ** 2, -1))
+        # in units of the radius, whose square may be out of the range of floats
+        units = jnp.asarray(self.weights) / jnp.expand_dims(jnp.asarray(self.radius), -1)
+        return self.radius * jnp.sqrt(jnp.mean(units**2, -1))
 
     def __call__(self, x: jax.Array) -> Any:
         return _mean_neuron(x, self.features, jnp.asarray(self.weights), self.power, self.bias, None)
@@ -211,9 +215,11 @@ def _check_network(energy, arrays):
         raise ValueError(
             f"{_listed(names)} must have shapes {_listed(expected)}, got {_listed([str(shape) for shape in shapes])}"
         )
+    if any(0 in shape for shape in shapes):
+        raise ValueError(f"{_listed(names)} must hold a neuron or more, got shapes {_listed([str(s) for s in shapes])}")
     if any(isinstance(array, jax.core.Tracer) for array in arrays.values()):
         return False
-    norms = np.linalg.norm(np.asarray(energy.features), axis=-1)
+    norms = np.linalg.norm(np.asarray(energy.features, np.float64), axis=-1)
     if not np.all(np.abs(norms - 1) < 1e-3):
         raise ValueError(
             "features must be unit vectors (divide them by their norms), got norms between "
@@ -361,7 +367,7 @@ def f2_energy(
         raise ValueError(f"seed must be an integer, got {seed!r}")
     features = _unit(random.normal(random.key(seed), (num_neurons, dim + bias)))
     weights = numpyro.param(f"{name}$params", lambda _: {"weights": jnp.zeros(num_neurons)})["weights"]
-    square = jnp.mean(weights**2) / (radius * MAX_MEAN_WEIGHT) ** 2
+    square = jnp.mean((weights / (radius * MAX_MEAN_WEIGHT)) ** 2)
     weights = jnp.where(square > 1, weights * lax.rsqrt(jnp.where(square > 1, square, 1)), weights)
     return F2Energy(features, weights, radius, power, bias)
 

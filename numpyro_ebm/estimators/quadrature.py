@@ -16,7 +16,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_ebm.distributions import EnergyBased, is_sphere
 from numpyro_ebm.energies import check_size
-from numpyro_ebm.pool import Observations
+from numpyro_ebm.pool import Observations, deviation_of
 
 _FARTHEST = 50.0  # standard deviations
 _FARTHEST_LOGIT = 20.0  # unconstrained units
@@ -125,6 +125,8 @@ class Quadrature:
         while isinstance(support, constraints.independent):
             support = support.base_constraint
         size = math.prod(event_shape)
+        if support.is_discrete:
+            raise ValueError(f"Quadrature needs a continuous support, got {distribution.support}")
         if is_sphere(support):
             nodes, log_weights = self._sphere(size)
         elif size > 2:
@@ -190,7 +192,7 @@ def _product(points, log_weights):
 def _moments(distribution):
     """Mean and standard deviation of the base; 0 and 1 where heavy tails have none."""
     try:
-        mean, deviation = distribution.base.mean, jnp.sqrt(distribution.base.variance)
+        mean, deviation = distribution.base.mean, deviation_of(distribution.base)
     except NotImplementedError as error:
         raise ValueError(
             f"Quadrature spreads its nodes by the base's mean and variance, which {type(distribution.base).__name__} lacks: say "

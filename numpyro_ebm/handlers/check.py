@@ -85,6 +85,9 @@ def normalizer_dependencies(model: Callable, args: tuple, kwargs: dict) -> dict[
                 values = [jnp.zeros(part.batch_shape + part.event_shape) for part in parts]
                 if parts == [unwrap(msg["fn"])]:
                     values = [sites[msg["name"]]["value"]]
+                if any(0 in jnp.shape(value) for value in values):
+                    shapes = [jnp.shape(value) for value in values]
+                    raise ValueError(f"site {msg['name']!r}: there are no observations, their shape is {shapes[0]}")
                 densities = [d.unnormalized_log_prob(value) for d, value in zip(parts, values, strict=True)]
                 if isinstance(msg["fn"], dist.MixtureGeneral | dist.MixtureSameFamily):
                     # components' normalisers come between the weights, even where they are fixed

@@ -27,7 +27,7 @@ def on_support(kernel: Langevin | Transformed, support: constraints.Constraint) 
     Raises
     ------
     ValueError
-        If the support is discrete, or the kernel has a `scale` and the support is not R^d.
+        If the support is discrete, NumPyro has no bijection to it, or the kernel has a `scale` and the support is not R^d.
 
     Examples
     --------
@@ -50,4 +50,9 @@ def on_support(kernel: Langevin | Transformed, support: constraints.Constraint) 
         return kernel
     if is_sphere(inner):
         return replace(kernel, geometry=SPHERE) if kernel.geometry == EUCLIDEAN else kernel
-    return Transformed(kernel, biject_to(support))
+    try:
+        return Transformed(kernel, biject_to(support))
+    except NotImplementedError as error:
+        raise ValueError(
+            f"Langevin moves need a support that NumPyro's biject_to has a map to, got {support}"
+        ) from error

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from blackjax.smc import resampling
 from jax import lax, random
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
@@ -207,8 +208,10 @@ def _by_importance(distribution, rng_key, *, num_draws=100_000, reference=None):
             "few draws carry the weight, or no number of them would do (Pareto k over 0.5): take method='smc'",
         ),
     ]
-    index = random.categorical(key_resample, log_weights, axis=0, shape=(num_draws, *batch_shape))
-    index = jnp.reshape(index, index.shape + (1,) * distribution.event_dim)
+    index = jax.vmap(lambda key, w: resampling.systematic(key, w, num_draws), (0, 1), 1)(
+        random.split(key_resample, math.prod(batch_shape)), jnp.reshape(weights, (num_draws, -1))
+    )
+    index = jnp.reshape(index, (num_draws, *batch_shape, *[1] * distribution.event_dim))
     return _result(
         np.where(np.isfinite(value), value, np.nan), stderr, ess, faults, jnp.take_along_axis(x, index, axis=0)
     )
@@ -293,8 +296,11 @@ class LogLikelihood(NamedTuple):
 
     @property
     def mean_stderr(self) -> float:
-        """Standard error of :attr:`mean`: of the observations as draws of their population, and of log Z."""
-        return float(np.hypot(np.std(self.value, ddof=1) / np.sqrt(self.value.size), np.mean(self.stderr)))
+        """Standard error of :attr:`mean`: of the observations as draws of their population, and of log Z.
+
+        Infinite for one observation, whose scatter is not known.
+        """
+        return float(np.hypot(_scatter(self.value), np.mean(self.stderr)))
 
     def minus(self, other: "LogLikelihood") -> tuple[float, float]:
         """Mean difference from another fit's, at the same observations, and its standard error, paired.
@@ -309,9 +315,13 @@ class LogLikelihood(NamedTuple):
                 f"both must be of the same observations, got shapes {self.value.shape} and {other.value.shape}"
             )
         difference = self.value - other.value
-        scatter = np.std(difference, ddof=1) / np.sqrt(difference.size)
-        stderr = np.sqrt(scatter**2 + np.mean(self.stderr) ** 2 + np.mean(other.stderr) ** 2)
+        stderr = np.sqrt(_scatter(difference) ** 2 + np.mean(self.stderr) ** 2 + np.mean(other.stderr) ** 2)
         return float(np.mean(difference)), float(stderr)
+
+
+def _scatter(values):
+    """Standard error of a mean of independent values."""
+    return np.std(values, ddof=1) / np.sqrt(values.size) if values.size > 1 else np.inf
 
 
 def log_likelihood(

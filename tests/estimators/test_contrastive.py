@@ -253,7 +253,8 @@ def test_gradient_is_unbiased_in_double_precision(loss):
 
 
 @pytest.mark.parametrize("simultaneous", [False, True])
-def test_loss_has_the_gradient_of_the_contrast(simultaneous):  # case A11
+@pytest.mark.case("A11")
+def test_loss_has_the_gradient_of_the_contrast(simultaneous):
     """Energy theta x, data at 0.7, chains at 0.2: 0.5 exactly, and nothing through the chains."""
 
     def model(x):

@@ -313,7 +313,8 @@ def conditional_any(x, y):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["JEM", "ST-JEM"])
-def test_joint_classifiers_of_two_moons_finish_with_the_defaults(name):  # case A7, 60 s each
+@pytest.mark.case("A7", "")
+def test_joint_classifiers_of_two_moons_finish_with_the_defaults(name):  # 60 s each
     from flax import nnx
     from numpyro.contrib.module import nnx_module
     from sklearn.datasets import make_moons

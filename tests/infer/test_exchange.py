@@ -95,7 +95,7 @@ def run(kernel, *args, num_warmup=500, num_samples=1500, num_chains=4, **kwargs)
 
 
 CASES = {
-    "precision": (precision, normal_data, exact_precision, "theta"),  # case A1
+    "precision": (precision, normal_data, exact_precision, "theta"),
     "exponential": (exponential, interval_data, exact_exponential, "theta"),
     "S^2": (concentration, lambda: directions(3, 2.0), exact_concentration, "kappa"),
     "S^14": (concentration, lambda: directions(15, 10.0), exact_concentration, "kappa"),
@@ -105,6 +105,7 @@ CASES = {
 @pytest.mark.parametrize(
     "name", [name if name == "precision" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
+@pytest.mark.case("A1")
 def test_posteriors_are_exact(name):  # S^14: 40 s
     model, data, exact, site = CASES[name]
     x = data()

@@ -86,7 +86,8 @@ def test_arviz_finds_posterior_and_statistics(kernel, chain_method, model, dims)
 
 
 @pytest.mark.parametrize("thinning", [1, 2])
-def test_thinning(thinning):  # case A13
+@pytest.mark.case("A13")
+def test_thinning(thinning):
     mcmc = run(ebm.MALA(real), num_samples=200, thinning=thinning)
     data = az.from_numpyro(mcmc)
     assert data["posterior"]["x"].shape == (4, 200 // thinning)
@@ -109,7 +110,8 @@ def test_ula_has_its_own_stationary_law():
 
 @pytest.mark.parametrize("kernel", [ebm.MALA, pytest.param(NUTS, marks=pytest.mark.slow)])  # 5 s each
 @pytest.mark.parametrize(("dim", "kappa"), [(3, 2.0), (15, 10.0)], ids=["S2", "S14"])
-def test_von_mises_fisher(kernel, dim, kappa):  # case A3; NUTS through the stereographic map
+@pytest.mark.case("A3")
+def test_von_mises_fisher(kernel, dim, kappa):  # NUTS through the stereographic map
     d = ebm.EnergyBased(lambda x: -kappa * x[0], ebm.SphereUniform(dim))
     mcmc = run(kernel(lambda: numpyro.sample("x", d)), num_warmup=500, num_samples=2000)
     draws = mcmc.get_samples(group_by_chain=True)["x"]
@@ -250,7 +252,8 @@ def test_supports_across_blocks_of_gibbs_are_refused():
         run(Gibbs([(ebm.MALA(model), ["b"]), (ebm.MALA(model), ["a"])]), num_chains=1)
 
 
-def test_single_precision_starts_in_double_precision():  # case A17
+@pytest.mark.case("A17")
+def test_single_precision_starts_in_double_precision():
     with jax.enable_x64(True):
         start = {"x": np.tile(np.float32([0, 0, 1]), (4, 1))}
         mcmc = run(ebm.MALA(on_sphere), num_warmup=10, num_samples=10, init_params=start)
@@ -311,7 +314,8 @@ def test_init_params_and_strategy():
     np.testing.assert_allclose(run(kernel, num_warmup=0, num_samples=1).get_samples()["x"], 0.25, atol=1e-3)
 
 
-def test_nonfinite_proposals_are_counted():  # case A9
+@pytest.mark.case("A9")
+def test_nonfinite_proposals_are_counted():
     def model():
         flat = dist.ImproperUniform(dist.constraints.real, (), ())
         numpyro.sample("x", ebm.EnergyBased(lambda x: jnp.where(x > 3, jnp.nan, x**2 / 2), flat))
@@ -327,7 +331,8 @@ def test_nonfinite_proposals_are_counted():  # case A9
 
 
 @pytest.mark.parametrize("num_chains", [1, 4])
-def test_a_start_without_a_gradient_is_an_error_that_names_the_chain(num_chains):  # case A10
+@pytest.mark.case("A10")
+def test_a_start_without_a_gradient_is_an_error_that_names_the_chain(num_chains):
     def model():
         flat = dist.ImproperUniform(dist.constraints.real, (), ())
         numpyro.sample("x", ebm.EnergyBased(lambda x: jnp.sqrt(jnp.abs(x)), flat))
@@ -338,7 +343,8 @@ def test_a_start_without_a_gradient_is_an_error_that_names_the_chain(num_chains)
         run(ebm.MALA(model), num_chains=num_chains, init_params={"x": start})
 
 
-def test_an_unknown_normaliser_is_refused():  # cases A1, A19
+@pytest.mark.case("A1", "A19")
+def test_an_unknown_normaliser_is_refused():
     def model(x):
         theta = numpyro.sample("theta", dist.Gamma(1, 1))
         numpyro.sample("x", ebm.EnergyBased(lambda x: theta * x**2, dist.Normal(0, 1)), obs=x)
@@ -348,7 +354,8 @@ def test_an_unknown_normaliser_is_refused():  # cases A1, A19
             run(kernel(model), 0.5)
 
 
-def test_a_subsampled_plate_warns():  # case A6
+@pytest.mark.case("A6")
+def test_a_subsampled_plate_warns():
     def model(x):
         loc = numpyro.sample("loc", dist.Normal(0, 1))
         with numpyro.plate("data", 10, subsample_size=5) as index:
@@ -356,15 +363,6 @@ def test_a_subsampled_plate_warns():  # case A6
 
     with pytest.warns(UserWarning, match="plate 'data' is subsampled"):
         run(ebm.MALA(model), jnp.zeros(10), num_chains=1, num_warmup=2, num_samples=2)
-
-
-def test_the_same_keys_old_and_new_draw_the_same():  # case A16
-    draws = []
-    for make_key in (random.key, random.PRNGKey):
-        mcmc = MCMC(ebm.MALA(mixed), num_warmup=50, num_samples=50, progress_bar=False)
-        mcmc.run(make_key(0), Y)
-        draws.append(mcmc.get_samples()["length"])
-    np.testing.assert_array_equal(*draws)
 
 
 def test_a_kernel_round_trips_in_pickle():

@@ -147,7 +147,8 @@ def test_a_batch_of_chains_moves_and_is_accepted_each_on_its_own():
     assert rates[1] < 0.2
 
 
-def test_nonfinite_proposals_are_rejected_and_counted():  # case A9
+@pytest.mark.case("A9")
+def test_nonfinite_proposals_are_rejected_and_counted():
     def logdensity_fn(x):
         return jnp.where(x > 3, jnp.nan, -(x**2) / 2)
 
@@ -245,50 +246,3 @@ def test_positions_may_be_pytrees():
 def test_temperature_must_be_positive():
     with pytest.raises(ValueError, match="temperature must be positive"):
         kernels.ula(0.1, temperature=0.0)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "start"),
-    [
-        (kernels.mala(0.1), jnp.ones((3, 2))),
-        (kernels.ula(0.1), jnp.ones((3, 2))),
-        (kernels.sphere.mala(0.1), jnp.eye(3)),
-        (kernels.on_support(kernels.mala(0.1), constraints.independent(constraints.positive, 1)), jnp.ones((3, 2))),
-    ],
-    ids=["mala", "ula", "sphere", "positive"],
-)
-class TestContract:
-    """jit equals eager, vmap equals a batch's elements, keys old and new, no key used twice."""
-
-    @staticmethod
-    def logdensity_fn(x):
-        return -jnp.sum((x - 0.3) ** 4, -1)
-
-    def test_jit_equals_eager_and_keys_old_and_new(self, kernel, start):  # case A16
-        with jax.debug_key_reuse(True):
-            state = kernel.init(start, self.logdensity_fn)
-            eager, _ = kernel.step(random.key(7), state, self.logdensity_fn)
-            jitted, _ = jax.jit(lambda key, s: kernel.step(key, s, self.logdensity_fn))(random.key(7), state)
-        old, _ = kernel.step(random.PRNGKey(7), state, self.logdensity_fn)
-        for other in (jitted, old):
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), eager, other)
-
-    def test_vmap_over_chains(self, kernel, start):
-        keys = random.split(random.key(0), 3)
-
-        def one(key, position):
-            return kernel.step(key, kernel.init(position, self.logdensity_fn), self.logdensity_fn)[0].position
-
-        mapped = jax.vmap(one)(keys, start)
-        looped = jnp.stack([one(key, position) for key, position in zip(keys, start, strict=True)])
-        np.testing.assert_allclose(mapped, looped, rtol=1e-5, atol=1e-6)
-
-    @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
-    def test_a_chain_keeps_the_type_of_its_start(self, kernel, start, dtype):
-        with jax.enable_x64(True):
-            state = kernel.init(jnp.asarray(np.asarray(start, dtype)), self.logdensity_fn)
-            expected = "float32" if dtype == "float32" else "float64"
-            new, _ = lax.scan(
-                lambda s, key: (kernel.step(key, s, self.logdensity_fn)[0], None), state, random.split(random.key(0), 3)
-            )
-            assert new.position.dtype == new.logdensity.dtype == expected

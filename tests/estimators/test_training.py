@@ -1,6 +1,5 @@
-"""What holds for every estimator, in every model that it serves."""
+"""Estimators train beside guides, and networks of every library."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -22,127 +21,8 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_ebm as ebm
 
-TRACES = []
 X = random.normal(random.key(0), (12, 2))
-Y = jnp.arange(12) % 3
 BASE = dist.Normal(0, 1).expand([2]).to_event(1)
-
-
-def counted(x):
-    TRACES.append(1)
-    return x
-
-
-def plain(x, y):
-    theta = numpyro.param("theta", jnp.array([0.3, -0.2]))
-    with numpyro.plate("data", 12):
-        numpyro.sample("x", ebm.EnergyBased(lambda x: counted(theta) @ x**2, BASE), obs=x)
-
-
-def subsampled(x, y):
-    theta = numpyro.param("theta", jnp.array([0.3, -0.2]))
-    with numpyro.plate("data", 12, subsample_size=5):
-        batch = numpyro.subsample(x, event_dim=1)
-        numpyro.sample("x", ebm.EnergyBased(lambda x: counted(theta) @ x**2, BASE), obs=batch)
-
-
-def covariates(x, y):
-    theta = numpyro.param("theta", 0.3)
-    with numpyro.plate("data", 12, subsample_size=5):
-        batch, c = numpyro.subsample(x, event_dim=1), numpyro.subsample(y, event_dim=0)
-        numpyro.sample("x", ebm.EnergyBased(lambda x: counted(theta) * c * x[..., 0], BASE), obs=batch)
-
-
-def joint(theta):
-    weights = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.5]])
-    return ebm.JointEnergy(lambda x: counted(theta) * (weights @ x), BASE)
-
-
-def jem(x, y):
-    energy = joint(numpyro.param("theta", 0.3))
-    with numpyro.plate("data", 12, subsample_size=5):
-        batch, labels = numpyro.subsample(x, event_dim=1), numpyro.subsample(y, event_dim=0)
-        numpyro.sample("x", energy.marginal(), obs=batch)
-        numpyro.sample("y", energy.classifier(batch), obs=labels)
-
-
-def st_jem(x, y):
-    energy = joint(numpyro.param("theta", 0.3))
-    with numpyro.plate("data", 12, subsample_size=5):
-        batch, labels = numpyro.subsample(x, event_dim=1), numpyro.subsample(y, event_dim=0)
-        numpyro.sample("x", energy.conditional(labels), obs=batch)
-        numpyro.sample("y", energy.classifier(batch), obs=labels)
-
-
-POOL = ebm.ChainPool(pool_size=20, num_steps=2)
-BUFFER = ebm.ChainPool(
-    ebm.kernels.ula(0.1, temperature=0.5), 20, num_chains=8, num_steps=2, reinit_prob=0.05, restart_prob=0.1
-)
-CASES = {
-    "contrastive": (plain, ebm.ContrastiveDivergence(POOL)),
-    "contrastive, buffer": (subsampled, ebm.ContrastiveDivergence(BUFFER)),
-    "contrastive, covariates": (covariates, ebm.ContrastiveDivergence(POOL)),
-    "JEM": (jem, ebm.ContrastiveDivergence(BUFFER)),
-    "conditional, exact weights": (st_jem, ebm.ContrastiveDivergence(POOL, mutual_information=0.5)),
-    "conditional, own chains": (st_jem, ebm.ContrastiveDivergence(POOL, target="conditional")),
-    "ST-JEM": (st_jem, ebm.SoftmaxContrastive(BUFFER)),
-    "ST-JEM, classes": (st_jem, ebm.SoftmaxContrastive(POOL, target="conditional", positives="class")),
-    "softmax, covariates": (covariates, ebm.SoftmaxContrastive(POOL)),
-    "explicit": (subsampled, ebm.ScoreMatching()),
-    "sliced": (subsampled, ebm.ScoreMatching("sliced")),
-    "denoising": (subsampled, ebm.ScoreMatching("denoising", noise_scale=0.1)),
-    "score, covariates": (covariates, ebm.ScoreMatching()),
-    "quadrature": (st_jem, ebm.Quadrature(30)),
-    "quadrature, covariates": (covariates, ebm.Quadrature(30)),
-}
-
-
-# the rest run with the slow tests, 15 s each
-FAST = {"ST-JEM"}
-NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-
-
-def trainer(model, estimator):
-    return SVI(ebm.estimate(model, estimator), lambda x, y: None, optax.sgd(1e-2), Trace_ELBO())
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "ST-JEM" else name for name in NAMES]
-)  # 20 s
-def test_jit_is_eager_keys_are_keys_and_one_trace_is_enough(name):
-    model, estimator = CASES[name]
-    svi = trainer(model, estimator)
-    init, update, evaluate = jax.jit(svi.init), jax.jit(svi.update), jax.jit(svi.evaluate)
-    states = [init(key(3), X, Y) for key in (random.key, random.PRNGKey)]
-    compiled = [update(state, X, Y) for state in states]
-    eager = svi.update(states[0], X, Y)
-    new, old, plain = (
-        jax.tree.leaves((svi.get_params(state), state.mutable_state, loss)) for state, loss in (*compiled, eager)
-    )
-    for a, b, c in zip(new, old, plain, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-        np.testing.assert_allclose(a, c, rtol=2e-4, atol=1e-5)
-    (state, _), traces = compiled[0], len(TRACES)
-    for _ in range(3):
-        state, loss = update(state, X + 0.1, Y)
-    assert len(TRACES) == traces
-    assert jnp.isfinite(loss)
-    assert jnp.any(svi.get_params(state)["theta"] != svi.get_params(states[0])["theta"])
-    assert jnp.isfinite(evaluate(state, X, Y))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_double_precision_stays_double(name):
-    model, estimator = CASES[name]
-    with jax.enable_x64(True):
-        svi = trainer(model, estimator)
-        x = np.asarray(X, np.float64)
-        state, loss = jax.jit(lambda key: svi.update(svi.init(key, x, Y), x, Y))(random.key(3))
-        assert loss.dtype == jnp.float64
-        floats = [leaf for leaf in jax.tree.leaves(state.mutable_state) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-        assert all(leaf.dtype == jnp.float64 for leaf in floats)
-
-
 POINTS = jnp.linspace(-2.0, 2.0, 40) + 0.5
 EXACT = 1 / float(jnp.mean((POINTS - 0.5) ** 2)) - 1 / 9
 
@@ -228,7 +108,12 @@ def test_batches_of_energies_of_another_size_are_refused_in_words():
         with numpyro.plate("data", x.shape[0]):
             numpyro.sample("x", ebm.EnergyBased(lambda x: theta * c * x, dist.Normal(0, 1)), obs=x)
 
-    svi = SVI(ebm.estimate(model, ebm.ContrastiveDivergence(POOL)), lambda x, c: None, optax.sgd(0.1), Trace_ELBO())
+    svi = SVI(
+        ebm.estimate(model, ebm.ContrastiveDivergence(ebm.ChainPool(pool_size=20, num_steps=2))),
+        lambda x, c: None,
+        optax.sgd(0.1),
+        Trace_ELBO(),
+    )
     c = jnp.arange(12.0)
     state = svi.init(random.key(0), X[:, 0], c)
     with pytest.raises(ValueError, match=r"site 'x'.*shape \(12,\) so far, but now .* \(5,\)"):
