@@ -1,5 +1,9 @@
 """Energy-based models in NumPyro."""
 
+from numpyro_ebm.versions import check_versions
+
+check_versions()
+
 from numpyro_ebm import checkpoint, kernels, plots
 from numpyro_ebm.diagnostics import (
     block_fields,

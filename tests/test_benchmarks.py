@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_two_moons_stay_put_for_20_000_updates(seed):  # 200 s each
-    command = [sys.executable, "benchmarks/two_moons.py", "--seeds", "1", "--first-seed", str(seed)]
+def test_two_moons_stay_put_for_20_000_updates():
+    """200 s, of one seed; the script runs ten."""
+    command = [sys.executable, "benchmarks/two_moons.py", "--seeds", "1"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}  # the tests' own flags would slow it down
     run = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
     lines = run.stdout.splitlines()

@@ -313,7 +313,7 @@ def conditional_any(x, y):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["JEM", "ST-JEM"])
-@pytest.mark.case("A7", "")
+@pytest.mark.case("A7")
 def test_joint_classifiers_of_two_moons_finish_with_the_defaults(name):  # 60 s each
     from flax import nnx
     from numpyro.contrib.module import nnx_module
