@@ -93,7 +93,7 @@ def main(small: bool):
             )
             ebm.plots.plot_density(runs.joints[0].marginal(), ax, bounds=((-3, -3), (3, 3)))
             ax.scatter(*data.x.T, c=data.y, s=3, cmap="tab10")
-            ax.set_title(f"{name}, {term}: p(y) {np.round(shares[0], 2).tolist()}", fontsize=9)
+            ax.set_title(f"{name}, {term}: p(y) {' '.join(f'{share:.2f}' for share in shares[0])}", fontsize=9)
         print(
             f"{name}: data's p(y) {np.round(frequencies, 3).tolist()}, entropy {-np.sum(frequencies * np.log(frequencies)):.3f}"
         )
