@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -98,11 +99,14 @@ class Observations(NamedTuple):
         size = self.value.shape[0]
         if self.weight is None:
             return self.value[random.randint(rng_key, (num,), 0, size)]
-        weight = jnp.where(self.is_available, self.weight, 1)
-        index = random.categorical(rng_key, jnp.log(weight), axis=0, shape=(num, *weight.shape[1:]))
-        if weight.ndim == 1:
-            return self.value[index]
-        return jnp.take_along_axis(self.value, _over_event(index, self.value), axis=0)
+        kept = jnp.cumsum((self.weight > 0) | ~self.is_available, axis=0, dtype=jnp.int32)
+        nth = random.randint(rng_key, (num, *kept.shape[1:]), 0, kept[-1])
+        if kept.ndim == 1:
+            return self.value[jnp.searchsorted(kept, nth, side="right")]
+        index = jax.vmap(partial(jnp.searchsorted, side="right"), (1, 1), 1)(
+            jnp.reshape(kept, (size, -1)), jnp.reshape(nth, (num, -1))
+        )
+        return jnp.take_along_axis(self.value, _over_event(jnp.reshape(index, nth.shape), self.value), axis=0)
 
     def deal(self, rng_key: jax.Array, num: int) -> jax.Array:
         """Take `num` rows, all of them equally often as far as `num` allows."""

@@ -12,6 +12,7 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.gibbs import prototype_trace
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.svi import SVIState
+from numpyro.util import not_jax_tracer
 
 from numpyro_ebm import kernels
 from numpyro_ebm.distributions import ambient, refuse_faults
@@ -181,7 +182,8 @@ class DualSGDA(MonitoredSVI):
         for name, values in labels.items():
             check_labels(f"site {name!r}", values, self._num_classes[name])
         for name, (value, inside) in observed.items():
-            refuse_faults(name, value, inside, self._supports[name])
+            if not_jax_tracer(value):  # under jit they can't be looked at
+                refuse_faults(name, value, inside, self._supports[name])
         if not jax.tree.leaves(self.optim.get_params(state.optim_state)):
             raise ValueError(
                 f"sites {sorted(observed)} have nothing to train: declare parameters by f1_energy, numpyro.param, or NumPyro's "
