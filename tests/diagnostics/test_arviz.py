@@ -218,7 +218,8 @@ def test_statistics_of_gibbs_blocks():
         ebm.to_arviz(mcmc, log_likelihood=False)
 
 
-def test_unreliable_normalisers_are_said():
+@pytest.mark.slow
+def test_unreliable_normalisers_are_said():  # 8 s
     mcmc = exchange(20)
     with pytest.warns(UserWarning, match="not reliable"):
         ebm.to_arviz(mcmc, rng_key=random.key(0), options={"method": "importance", "num_draws": 80})

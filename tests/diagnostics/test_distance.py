@@ -27,8 +27,9 @@ def vmf_divergence(a, b):
     return (a - b) * (1 / np.tanh(a) - 1 / a) - log_z(a) + log_z(b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
-def test_divergence_of_normals(known):
+def test_divergence_of_normals(known):  # 12 s
     p, q = (dist.Normal(0, 0.8) if known else normal(0.8)), dist.Normal(0, 1)
     kl = ebm.kl_divergence(p, q, random.key(0))
     assert kl.reliable
@@ -36,7 +37,8 @@ def test_divergence_of_normals(known):
     assert abs(kl.value - (0.64 / 2 - 0.5 - np.log(0.8))) < 4 * kl.stderr
 
 
-def test_divergence_of_von_mises_fisher():
+@pytest.mark.slow
+def test_divergence_of_von_mises_fisher():  # 7 s
     kl = ebm.kl_divergence(vmf(4.0), vmf(2.0), random.key(1))
     assert kl.reliable
     assert abs(kl.value - vmf_divergence(4.0, 2.0)) < 4 * kl.stderr
@@ -73,7 +75,8 @@ def test_what_is_elsewhere_is_not_reliable():
     assert "Pareto" in kl.reason
 
 
-def test_offsets_do_not_matter():
+@pytest.mark.slow
+def test_offsets_do_not_matter():  # 7 s
     p = ebm.EnergyBased(lambda x: -4.0 * x[0] + 1e3, ebm.SphereUniform(3))
     kl = ebm.kl_divergence(p, vmf(2.0), random.key(1))
     assert abs(kl.value - vmf_divergence(4.0, 2.0)) < 4 * kl.stderr + 1e-3

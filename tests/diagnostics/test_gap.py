@@ -86,7 +86,8 @@ def test_a_perfect_fit_has_the_gap_of_noise(seed):  # 10 s each
     assert 0 <= gap.value < 2 * gap.floor + 2 * 2 * 3 / 50_000**0.5
 
 
-def test_a_standardised_table():
+@pytest.mark.slow
+def test_a_standardised_table():  # 8 s
     """Columns of other units have the gap of their standardised ones."""
     x = np.random.default_rng(0).normal(size=(500, 2)) * [100, 0.01] + [5, 3]
     energy = ebm.F1Energy(jnp.eye(3)[:, :3], jnp.zeros(3), jnp.array([1.0, -1.0, 1.0]), radius=1.0, bias=True)
@@ -138,6 +139,7 @@ def test_what_has_no_gap_is_refused():
 NORMAL = dist.Normal(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "q", "truth"),
     [
@@ -152,7 +154,7 @@ NORMAL = dist.Normal(0, 1)
     ],
     ids=["known p", "fitted p", "two known", "sphere"],
 )
-def test_score_distance(p, q, truth):
+def test_score_distance(p, q, truth):  # 20 s
     """Of N(1, 4) and N(0, 1): E (x - (x - 1) / 4)^2; of von Mises-Fisher: kappa^2 E (1 - t^2)."""
     found = ebm.score_distance(p, q, random.key(0))
     assert found.reliable

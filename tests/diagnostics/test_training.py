@@ -39,7 +39,8 @@ def trained(num_steps, **pool):
     return svi.run(random.key(1), num_steps, X, progress_bar=False)
 
 
-def test_every_update_is_recorded():
+@pytest.mark.slow
+def test_every_update_is_recorded():  # 15 s
     result = trained(40, restart_prob=0.5)
     data = ebm.training_diagnostics(result)
     assert data.sizes["update"] == 40

@@ -179,8 +179,9 @@ def test_gradient_is_unbiased_for_a_batch_of_energies():
     assert_mean(series, jnp.sum(slopes * (x - 1 / (1 + THETA * slopes))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 5, 12])
-def test_gradient_is_unbiased_for_a_batch_of_energies_under_subsampling(size):
+def test_gradient_is_unbiased_for_a_batch_of_energies_under_subsampling(size):  # 20 s
     """Each observation has its own energy, and its chains are moved only when it is drawn."""
     slopes = jnp.linspace(0.2, 4, 12)
     x = jnp.linspace(0.1, 3, 12)
@@ -225,7 +226,8 @@ def test_gradient_is_unbiased_for_an_energy_of_each_group():
     assert_mean(series, jnp.sum(slopes * (x - 1 / (1 + THETA * slopes))))
 
 
-def test_restarts_of_groups_are_at_their_own_observations():
+@pytest.mark.slow
+def test_restarts_of_groups_are_at_their_own_observations():  # 10 s
     x = jnp.arange(12.0).reshape(3, 4) + 100
 
     def model(x):

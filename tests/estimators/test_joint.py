@@ -115,9 +115,8 @@ def test_chains_of_a_conditional_are_of_all_classes():
     assert state.mutable_state["x$chains"]["state"].position.shape == (50, 3)
 
 
-@pytest.mark.parametrize(
-    "start", [{"restart_prob": 1.0}, pytest.param({"init": "data"}, marks=pytest.mark.slow)], ids=str
-)  # 8 s each
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [{"restart_prob": 1.0}, {"init": "data"}], ids=str)  # 10 s each
 def test_chains_of_a_class_start_at_its_own_observations(start):
     """Class 2 is absent, and its chains stay where they are."""
     x, y = jnp.arange(12.0) + 100, jnp.arange(12) % 2
@@ -294,7 +293,8 @@ def test_a_learned_base_is_refused():
         svi.update(state, X)
 
 
-def test_batches_of_other_sizes_go_on_with_the_same_chains():
+@pytest.mark.slow
+def test_batches_of_other_sizes_go_on_with_the_same_chains():  # 10 s
     svi = SVI(
         ebm.estimate(conditional_any, ebm.SoftmaxContrastive(pool(50))), lambda x, y: None, optax.sgd(0.1), Trace_ELBO()
     )

@@ -102,11 +102,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "precision" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.case("A1")
-def test_posteriors_are_exact(name):  # S^14: 40 s
+def test_posteriors_are_exact(name):  # 12 to 40 s
     model, data, exact, site = CASES[name]
     x = data()
     mcmc = run(ebm.Exchange(model, num_auxiliary_steps=40), x)
@@ -286,7 +285,8 @@ def test_refuses():
             ebm.Exchange(precision, **arguments)
 
 
-def test_old_keys_and_one_chain():
+@pytest.mark.slow
+def test_old_keys_and_one_chain():  # 8 s
     mcmc = MCMC(ebm.Exchange(precision), num_warmup=20, num_samples=20, progress_bar=False)
     mcmc.run(random.PRNGKey(0), normal_data(10))
     first = mcmc.get_samples()["theta"]

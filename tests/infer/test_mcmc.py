@@ -59,7 +59,7 @@ def run(kernel, *args, num_warmup=300, num_samples=500, num_chains=4, chain_meth
             model,
             dims,
             id=f"{method}-{model.__name__}",
-            marks=[] if model is real or method == "vectorized" else pytest.mark.slow,  # 8 s each
+            marks=[] if model is real and method != "sequential" else pytest.mark.slow,  # 8 s each
         )
         for method in ("sequential", "vectorized", "parallel")
         for model, dims in ((real, 2), (interval, 2), (on_sphere, 3))
@@ -94,7 +94,8 @@ def test_thinning(thinning):
     assert data["sample_stats"]["acceptance_rate"].shape == (4, 200 // thinning)
 
 
-def test_mala_is_exact_and_adapts():
+@pytest.mark.slow
+def test_mala_is_exact_and_adapts():  # 10 s
     for model, truth, variance in ((real, 1.0, 4.0), (interval, 2 / 7, 10 / 49 / 8)):
         mcmc = run(ebm.MALA(model), num_warmup=500, num_samples=2000)
         draws = mcmc.get_samples(group_by_chain=True)["x"]
@@ -163,7 +164,8 @@ def test_mala_agrees_with_nuts_on_a_mixed_model_and_as_a_block_of_gibbs():  # 30
             assert np.all(np.abs(z) < 5), (name, site, z)
 
 
-def test_gibbs_with_a_discrete_block():
+@pytest.mark.slow
+def test_gibbs_with_a_discrete_block():  # 8 s
     def model():
         c = numpyro.sample("c", dist.Bernoulli(0.3))
         x = numpyro.sample("x", dist.Normal(2.0 * c, 1))
@@ -207,7 +209,8 @@ def test_elements_that_share_a_variable_are_accepted_together():
     assert_mean(mcmc.get_samples(group_by_chain=True)["x"] ** 2, 2.0)
 
 
-def test_elements_that_a_model_couples_against_its_plate_are_accepted_together():
+@pytest.mark.slow
+def test_elements_that_a_model_couples_against_its_plate_are_accepted_together():  # 10 s
     y = jnp.array([1.0, 2, -1, 0, 1])
 
     def coupled():
@@ -223,7 +226,8 @@ def test_elements_that_a_model_couples_against_its_plate_are_accepted_together()
     assert_mean(mcmc.get_samples(group_by_chain=True)["x"], mean)
 
 
-def test_scaled_sites_have_numpyros_potential_in_and_out_of_a_plate():
+@pytest.mark.slow
+def test_scaled_sites_have_numpyros_potential_in_and_out_of_a_plate():  # 10 s
     def model():
         with numpyro.plate("data", 4), numpyro.handlers.scale(scale=2.0):
             numpyro.sample("x", dist.HalfNormal(1))
@@ -252,8 +256,9 @@ def test_supports_across_blocks_of_gibbs_are_refused():
         run(Gibbs([(ebm.MALA(model), ["b"]), (ebm.MALA(model), ["a"])]), num_chains=1)
 
 
+@pytest.mark.slow
 @pytest.mark.case("A17")
-def test_single_precision_starts_in_double_precision():
+def test_single_precision_starts_in_double_precision():  # 8 s
     with jax.enable_x64(True):
         start = {"x": np.tile(np.float32([0, 0, 1]), (4, 1))}
         mcmc = run(ebm.MALA(on_sphere), num_warmup=10, num_samples=10, init_params=start)
@@ -395,7 +400,8 @@ def test_refuses(make, message):
         make()
 
 
-def test_a_fitted_distribution_is_an_argument_of_a_model():
+@pytest.mark.slow
+def test_a_fitted_distribution_is_an_argument_of_a_model():  # 8 s
     """NumPyro looks at arguments through tree transformations, which put other things in the place of arrays."""
     energy = ebm.F1Energy(jnp.eye(3), jnp.zeros(3), jnp.ones(3), radius=2.0)
 

@@ -36,7 +36,8 @@ def test_kernel_is_differentiable_where_both_are_equal():
     assert np.all(np.isfinite(jax.grad(ebm.arc_cosine_kernel)(x, jnp.zeros(3))))
 
 
-def test_witness_is_an_energy():
+@pytest.mark.slow
+def test_witness_is_an_energy():  # 8 s
     x = cap(50)
     energy = ebm.infer.MMDWitness(SPHERE.sample(random.key(0), (40,)), x, 3.0, ebm.arc_cosine_kernel)
     points = cap(6, seed=1).reshape(2, 3, 3)

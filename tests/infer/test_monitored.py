@@ -47,7 +47,8 @@ def counted(site_fault_at):
     return model
 
 
-def test_a_healthy_run_is_that_of_svi():
+@pytest.mark.slow
+def test_a_healthy_run_is_that_of_svi():  # 12 s
     svi = make()
     result = svi.run(random.key(1), 150, X, progress_bar=False)
     plain = SVI(svi.model, svi.guide, svi.optim, Trace_ELBO()).run(random.key(1), 150, X, progress_bar=False)
@@ -78,8 +79,9 @@ def classifier_of(step_size, **kwargs):
     return make(joint_classifier, ebm.ChainPool(kernel, 128, num_steps=5), **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.case("A7")
-def test_langevin_steps_of_a_joint_classifier_that_are_far_too_large():
+def test_langevin_steps_of_a_joint_classifier_that_are_far_too_large():  # 15 s
     with pytest.raises(ebm.DivergenceError, match=r"update \d+ went wrong, site 'x': an energy of size") as caught:
         classifier_of(1000 * 0.05).run(random.key(0), 500, *moons(200, 0), progress_bar=False)
     error = caught.value
@@ -168,7 +170,8 @@ def test_faulty_arguments():
         make(monitor="raise")
 
 
-def test_a_run_that_was_cut_off_goes_on(tmp_path):
+@pytest.mark.slow
+def test_a_run_that_was_cut_off_goes_on(tmp_path):  # 8 s
     svi = make()
     whole = svi.run(random.key(1), 150, X, progress_bar=False)
     svi.run(random.key(1), 80, X, progress_bar=False, checkpoint=tmp_path, checkpoint_every=30)
