@@ -11,6 +11,9 @@ from jax import random
 import numpyro_ebm as ebm
 
 
+BATCH = 10_000
+
+
 class Verdict(NamedTuple):
     """What the numbers say of a claim: "holds", "holds in part" or "not here", and in which setting."""
 
@@ -73,11 +76,12 @@ def draws(distribution: ebm.EnergyBased, num: int, seed: int):
 
 
 def student(dim: int, num_neurons: int = 64, radius: float = 10.0, power: int = 1):
-    """Model of an F1 energy on the sphere."""
+    """Model of an F1 energy on the sphere; of more than `BATCH` observations each update sees as many."""
 
     def model(x):
         energy = ebm.f1_energy("energy", dim, num_neurons, radius=radius, power=power)
-        with numpyro.plate("data", x.shape[0]):
-            numpyro.sample("x", ebm.EnergyBased(energy, ebm.SphereUniform(dim)), obs=x)
+        with numpyro.plate("data", x.shape[0], subsample_size=min(x.shape[0], BATCH)):
+            batch = numpyro.subsample(x, event_dim=1)
+            numpyro.sample("x", ebm.EnergyBased(energy, ebm.SphereUniform(dim)), obs=batch)
 
     return model
