@@ -90,7 +90,8 @@ def test_a_learned_prior_over_a_latent_trains_with_an_autoguide():
     assert abs(float(result.params["theta"]) / (1 / variance - 1 / 9) - 1) < 0.25
 
 
-def test_two_sites_each_with_its_own_estimator():
+@pytest.mark.slow
+def test_two_sites_each_with_its_own_estimator():  # 6 s
     def model(x):
         for name in ("a", "b"):
             theta = numpyro.param(f"theta_{name}", 0.1)

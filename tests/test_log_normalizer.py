@@ -185,7 +185,8 @@ def test_few_particles_are_flagged():
     assert not ebm.log_normalizer(STANDARD, random.key(0), num_particles=16).reliable
 
 
-def test_an_improper_base_with_a_reference():
+@pytest.mark.slow
+def test_an_improper_base_with_a_reference():  # 6 s
     d = ebm.EnergyBased(lambda x: x**2 / 2, FLAT)
     z = ebm.log_normalizer(d, random.key(0), reference=dist.Normal(1, 2))
     assert z.reliable
@@ -194,8 +195,9 @@ def test_an_improper_base_with_a_reference():
     assert by_quadrature.value == pytest.approx(np.log(2 * np.pi) / 2, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["smc", "quadrature", "importance"])
-def test_a_batch_has_a_normaliser_for_each_element(method):
+def test_a_batch_has_a_normaliser_for_each_element(method):  # 10 s
     d = ebm.EnergyBased(lambda x: jnp.array([1.0, 2.0, -1.0]) * x, dist.Normal(0, 1), jnp.array([[1.0], [2.0]]))
     z = ebm.log_normalizer(d, random.key(0), method)
     truth = (np.array([[1.0], [2.0]]) * np.array([1.0, 2.0, -1.0])) ** 2 / 2
@@ -205,7 +207,8 @@ def test_a_batch_has_a_normaliser_for_each_element(method):
         assert z.particles.shape[1:] == (2, 3)
 
 
-def test_log_likelihood():
+@pytest.mark.slow
+def test_log_likelihood():  # 6 s
     d, _ = gaussian(1)
     x = random.normal(random.key(1), (500, 1))
     exact = np.asarray(dist.Normal(0, 1 / 3).log_prob(x[:, 0]))

@@ -60,8 +60,9 @@ def test_particles_are_draws_of_the_model(name):
     assert_mean(np.exp(estimates - log_z).reshape(4, 5, *estimates.shape[1:]), 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.case("A2")
-def test_predictive_draws_through_particles():
+def test_predictive_draws_through_particles():  # 5 s
     d = CASES["narrow"][0]()
     fitted = d.with_sampler(ebm.smc_sampler(d, random.key(0), num_particles=20_000))
 

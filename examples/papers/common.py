@@ -10,7 +10,6 @@ from jax import random
 
 import numpyro_ebm as ebm
 
-
 BATCH = 10_000
 
 

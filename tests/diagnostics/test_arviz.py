@@ -63,7 +63,8 @@ def test_loo_of_an_exchange_posterior_is_that_of_refits(method):
     assert np.all(np.abs(pointwise - leave_one_out(interval_data(20)))[good] < 0.1)
 
 
-def test_an_exchange_posterior_needs_a_key_for_its_likelihood():
+@pytest.mark.slow
+def test_an_exchange_posterior_needs_a_key_for_its_likelihood():  # 6 s
     mcmc = exchange(20)
     with pytest.raises(ValueError, match="give rng_key"):
         ebm.to_arviz(mcmc)
@@ -171,7 +172,8 @@ def test_a_known_normaliser_needs_no_key():
     np.testing.assert_allclose(ebm.to_arviz(mcmc)["log_likelihood"]["x"], expected, rtol=1e-4)
 
 
-def test_energies_below_a_transform_are_left_out():
+@pytest.mark.slow
+def test_energies_below_a_transform_are_left_out():  # 5 s
     def shifted(x):
         location = numpyro.sample("location", dist.Normal(0, 1))
         noise = ebm.EnergyBased(lambda e: e**2, dist.Normal(0, 1))

@@ -69,7 +69,8 @@ def test_densities_that_are_equal():
         assert abs(distance(p, p, random.key(0)).value) < 1e-6
 
 
-def test_what_is_elsewhere_is_not_reliable():
+@pytest.mark.slow
+def test_what_is_elsewhere_is_not_reliable():  # 5 s
     kl = ebm.kl_divergence(normal(0.05), dist.Normal(0, 1), random.key(0))
     assert not kl.reliable
     assert "Pareto" in kl.reason

@@ -165,7 +165,8 @@ def test_gradient_is_unbiased_in_every_place_of_a_model(name):
     assert_mean(series, expected)
 
 
-def test_gradient_is_unbiased_for_a_batch_of_energies():
+@pytest.mark.slow
+def test_gradient_is_unbiased_for_a_batch_of_energies():  # 5 s
     """Each observation has an energy of its own: theta * c_n * x on Exp(1)."""
     slopes = jnp.linspace(0.5, 2, 12)
     x = jnp.linspace(0.1, 3, 12)
@@ -197,7 +198,8 @@ def test_gradient_is_unbiased_for_a_batch_of_energies_under_subsampling(size):  
     assert_mean(series, jnp.sum(slopes * (x - 1 / (1 + THETA * slopes))))
 
 
-def test_gradient_is_unbiased_for_events_of_their_own_energies_under_subsampling():
+@pytest.mark.slow
+def test_gradient_is_unbiased_for_events_of_their_own_energies_under_subsampling():  # 5 s
     """to_event hides a dimension of the energy's batch from the plate."""
     slopes = jnp.linspace(0.5, 2, 12).reshape(6, 2)
     x = jnp.linspace(0.1, 3, 12).reshape(6, 2)

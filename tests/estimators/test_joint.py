@@ -85,6 +85,7 @@ def fast(cases, chosen):
     return [case if case in chosen else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "target"),
     fast(
@@ -92,12 +93,13 @@ def fast(cases, chosen):
         [(subsampled, "marginal"), (subsampled, "conditional"), (masked, "conditional")],
     ),
 )
-def test_contrastive_divergence_on_a_conditional_is_unbiased(model, target):
+def test_contrastive_divergence_on_a_conditional_is_unbiased(model, target):  # 25 s
     estimator = ebm.ContrastiveDivergence(pool(4000 if target == "marginal" else 100), target=target)
     assert_mean(gradients(model, estimator, X, Y, num_updates=100, burn_in=30), EXPECTED[model])
 
 
-def test_contrastive_divergence_on_the_marginal_is_unbiased():
+@pytest.mark.slow
+def test_contrastive_divergence_on_the_marginal_is_unbiased():  # 5 s
     p = jax.nn.softmax(THETA * A * X[:, None] + B)
     expected = jnp.sum(P_Y @ GRAD_LOG_Z - jnp.sum(p * A * X[:, None], -1))
     assert_mean(gradients(marginal, ebm.ContrastiveDivergence(pool()), X, Y), expected)
@@ -157,6 +159,7 @@ def softmax_gradient(target, positives, num_chains, kept=None):
     return gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "positives"),
     fast(
@@ -164,7 +167,7 @@ def softmax_gradient(target, positives, num_chains, kept=None):
         [("marginal", "batch"), ("conditional", "class"), ("marginal", "own")],
     ),
 )
-def test_softmax_contrastive_has_the_documented_gradient(target, positives):
+def test_softmax_contrastive_has_the_documented_gradient(target, positives):  # 30 s
     num = 2000
     estimator = ebm.SoftmaxContrastive(pool(num), target=target, positives=positives)
     series = gradients(conditional, estimator, X, Y, num_updates=60, burn_in=30)
@@ -189,7 +192,8 @@ def test_uniform_weights_without_positives_are_contrastive_divergence_to_roundin
         np.testing.assert_allclose(gradients(model, uniform, X, Y, num_updates=5, burn_in=0), plain, rtol=1e-5)
 
 
-def test_positives_leave_the_gradient_in_x_alone():
+@pytest.mark.slow
+def test_positives_leave_the_gradient_in_x_alone():  # 5 s
     """A learned prior over a latent: its guide follows the score of the density itself."""
     d = ebm.JointEnergy(lambda x: A * x + B, dist.Normal(0, 1)).marginal()
     estimator = ebm.SoftmaxContrastive(pool(20))

@@ -87,10 +87,11 @@ def f1(power, seed=0, num=8):
     return lambda theta: ebm.F1Energy(features, jnp.full(num, -1.0) + theta, signs, radius=2.0, power=power)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "base", [dist.Normal(0, 1).expand([DIM]).to_event(1), ebm.SphereUniform(DIM)], ids=["R^d", "sphere"]
 )
-def test_one_langevin_move_from_the_data_is_score_matching(base):
+def test_one_langevin_move_from_the_data_is_score_matching(base):  # 10 s
     """(2 / s) (data - chains) is the gradient of |grad f|^2 - 2 (Lap f + <grad log tau, grad f>), as s goes to 0.
 
     Each chain starts at its own datum, and the move is averaged over the noise and its negative.

@@ -71,7 +71,8 @@ def test_one_update_is_algorithm_1(beta):
         np.testing.assert_allclose(params(dual, state)["log_weights"], log_weights, atol=2e-6)
 
 
-def test_weights_stay_in_the_ball():
+@pytest.mark.slow
+def test_weights_stay_in_the_ball():  # 5 s
     dual = make(timescale=5000.0, step_size=1e-2)
     state = dual.init(random.key(0), X)
     for _ in range(5):
@@ -115,8 +116,9 @@ def test_masked_rows_and_scales_leave_the_step_per_observation():
     np.testing.assert_allclose(params(dual, state)["log_weights"], log_weights, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["weights", "two masks", "to_event"])
-def test_weighted_and_doubly_masked_rows(case):
+def test_weighted_and_doubly_masked_rows(case):  # 8 s
     weights = jnp.linspace(0.1, 2, 60) if case == "weights" else (jnp.arange(60) < 20) & (jnp.arange(60) >= 10)
 
     def weighted(x):
@@ -156,7 +158,8 @@ def test_rows_that_are_all_masked_teach_nothing():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), dual.get_params(new), dual.get_params(state))
 
 
-def test_other_parameters_descend_per_observation_or_by_optim():
+@pytest.mark.slow
+def test_other_parameters_descend_per_observation_or_by_optim():  # 5 s
     def model(x):
         loc = numpyro.param("loc", 0.0)
         with numpyro.plate("data", 40):
@@ -290,8 +293,9 @@ def test_arguments_that_are_equal_but_not_the_same_are_kept_apart():  # 12 s
     np.testing.assert_array_equal(losses[2], losses[0])
 
 
+@pytest.mark.slow
 @pytest.mark.case("A15")
-def test_later_runs_and_updates_trace_nothing():
+def test_later_runs_and_updates_trace_nothing():  # 6 s
     calls = []
 
     def counted(inner):
@@ -348,7 +352,8 @@ def subsampled_model(x):
         numpyro.sample("x", ebm.EnergyBased(energy, ebm.SphereUniform(3)), obs=numpyro.subsample(x, event_dim=1))
 
 
-def test_states_of_another_trainer_are_refused():
+@pytest.mark.slow
+def test_states_of_another_trainer_are_refused():  # 5 s
     state = make().run(random.key(0), 5, X, progress_bar=False).state
     for other in (
         make(num_chains=20),
@@ -456,7 +461,8 @@ def test_models_that_particles_moved_once_would_fit_wrongly_are_refused():
         make(lambda x: None).run(random.key(0), 5, X, progress_bar=False)
 
 
-def test_a_guide_of_other_latent_variables_trains_along():
+@pytest.mark.slow
+def test_a_guide_of_other_latent_variables_trains_along():  # 5 s
     def model(x, y):
         energy = ebm.f1_energy("energy", dim=3, num_neurons=8, radius=RADIUS)
         loc = numpyro.sample("loc", dist.Normal(0, 10))

@@ -160,7 +160,8 @@ def test_elements_of_other_scales():
     assert_mean(np.stack([draws, draws**2], -1), np.stack([shape / rate, shape * (shape + 1) / rate**2], -1))
 
 
-def test_exact_auxiliary_draws():
+@pytest.mark.slow
+def test_exact_auxiliary_draws():  # 5 s
     """With draws from the model itself nothing is left of the bias, whatever num_auxiliary_steps."""
 
     def normal(rng_key, d, sample_shape):

@@ -197,7 +197,8 @@ def test_elements_of_a_plate_are_accepted_each_on_its_own():  # 15 s
     assert float(mcmc.get_extra_fields()["adapt_state.step_size"].min()) > 0.05
 
 
-def test_elements_that_share_a_variable_are_accepted_together():
+@pytest.mark.slow
+def test_elements_that_share_a_variable_are_accepted_together():  # 6 s
     def shared():
         loc = numpyro.sample("loc", dist.Normal(0, 1))
         with numpyro.plate("data", 5):
@@ -240,7 +241,8 @@ def test_scaled_sites_have_numpyros_potential_in_and_out_of_a_plate():  # 10 s
     np.testing.assert_allclose(mcmc.last_state.potential_energy, jnp.stack(expected), rtol=1e-4)
 
 
-def test_numpyros_own_sphere():
+@pytest.mark.slow
+def test_numpyros_own_sphere():  # 6 s
     mcmc = run(ebm.MALA(lambda: numpyro.sample("x", dist.ProjectedNormal(jnp.array([1.0, 0, 0])))), num_samples=2000)
     draws = mcmc.get_samples(group_by_chain=True)["x"]
     truth = dist.ProjectedNormal(jnp.array([1.0, 0, 0])).sample(random.key(1), (200_000,)).mean(0)
@@ -307,7 +309,8 @@ def test_a_kernel_serves_other_data_and_goes_on_after_warmup():
     assert (step_sizes == step_sizes[:, :1]).all()
 
 
-def test_init_params_and_strategy():
+@pytest.mark.slow
+def test_init_params_and_strategy():  # 6 s
     mcmc = run(
         ebm.MALA(on_sphere, step_size=1e-8, adapt_step_size=False),
         num_warmup=0,
