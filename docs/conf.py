@@ -74,7 +74,7 @@ nitpick_ignore = [
 ]
 nitpick_ignore_regex = [
     # libraries whose inventories a build would have to fetch
-    (r"py:.*", r"(jax|numpyro|optax|numpy|arviz|xarray|matplotlib|flax|orbax|collections|typing)(\..*)?"),
+    (r"py:.*", r"(jax|numpyro|optax|numpy|arviz|xarray|matplotlib|flax|orbax|collections|os|typing)(\..*)?"),
 ]
 
 # theme
