@@ -222,7 +222,8 @@ class MonitoredSVI(SVI):
     def _progress(self, state, losses):
         restarts = sum(int(holder["state"].num_nonfinite) for holder in chain_holders(state).values())
         acceptance = "".join(f", acceptance {rate:.2f}" for rate in self._acceptances(state))
-        return f"loss {np.mean(losses):.4g}{acceptance}, non-finite restarts {restarts}"
+        loss = np.mean(losses) if len(losses) else np.nan
+        return f"loss {loss:.4g}{acceptance}, non-finite restarts {restarts}"
 
     def _call(self, key, fn, args, kwargs):
         """Call `fn` compiled: its arrays are arguments, everything else is static."""
