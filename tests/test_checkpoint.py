@@ -118,8 +118,9 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
-def test_training_goes_on_from_a_restored_state(tmp_path, network):
+def test_training_goes_on_from_a_restored_state(tmp_path, network):  # 15 s
     def model(x):
         with numpyro.plate("data", x.shape[0]):
             base = dist.Normal(jnp.zeros(2), 1.0).to_event(1)

@@ -107,6 +107,7 @@ NOT_NORMALISABLE = {
 SMC, IMPORTANCE, QUADRATURE = {}, {"method": "importance"}, {"method": "quadrature", "bounds": (-10, 10)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -115,7 +116,7 @@ SMC, IMPORTANCE, QUADRATURE = {}, {"method": "importance"}, {"method": "quadratu
         for options in (SMC, IMPORTANCE, QUADRATURE)
     ],
 )  # by SMC: 10 s each
-def test_what_has_no_normaliser_is_flagged(name, options):
+def test_what_has_no_normaliser_is_flagged(name, options):  # 60 s
     d = NOT_NORMALISABLE[name]
     reference = dist.Normal(0, 1) if not d.event_shape else dist.Normal(0, 1).expand([2]).to_event(1)
     if "bounds" not in options:
@@ -135,6 +136,7 @@ def test_an_energy_that_outgrows_its_base_is_flagged(method):
 UNIT, STANDARD_NORMAL = dist.Uniform(0, 1), dist.Normal(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("energy", "base"),
     [
@@ -146,7 +148,7 @@ UNIT, STANDARD_NORMAL = dist.Uniform(0, 1), dist.Normal(0, 1)
         pytest.param(lambda x: 1.5 * jnp.log(jnp.abs(x)), STANDARD_NORMAL, marks=pytest.mark.slow),
     ],
 )  # 20 s each
-def test_a_pole_is_flagged(energy, base):
+def test_a_pole_is_flagged(energy, base):  # 20 s
     d = ebm.EnergyBased(energy, base)
     assert all(not ebm.log_normalizer(d, random.key(seed)).reliable for seed in range(3))
 

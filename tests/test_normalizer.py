@@ -49,8 +49,9 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n if n == "sphere" else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
-def test_particles_are_draws_of_the_model(name):
+def test_particles_are_draws_of_the_model(name):  # 25 s
     make, statistic, truth, log_z = CASES[name]
     d = make()
     runs = [ebm.smc_sampler(d, random.key(seed), num_particles=1000, num_moves=15) for seed in range(20)]

@@ -121,7 +121,8 @@ def test_a_pool_and_what_it_needs():
         ebm.to_arviz(state, d, rng_key=random.key(0), num_chains=9)
 
 
-def test_nuts_with_a_fitted_prior_keeps_its_likelihood():
+@pytest.mark.slow
+def test_nuts_with_a_fitted_prior_keeps_its_likelihood():  # 5 s
     def noisy(y):
         x = numpyro.sample("x", ebm.EnergyBased(lambda x: x**2, dist.Normal(0, 1)))
         numpyro.sample("y", dist.Normal(x, 1), obs=y)
@@ -133,7 +134,8 @@ def test_nuts_with_a_fitted_prior_keeps_its_likelihood():
     np.testing.assert_allclose(np.squeeze(idata["log_likelihood"]["y"]), expected, rtol=1e-5)
 
 
-def test_masked_rows_are_left_out_of_the_likelihood():
+@pytest.mark.slow
+def test_masked_rows_are_left_out_of_the_likelihood():  # 5 s
     x = interval_data(20).at[::4].set(jnp.nan)
 
     def masked(x):
@@ -156,7 +158,8 @@ def test_masked_rows_are_left_out_of_the_likelihood():
     assert np.isfinite(loo.elpd_loo if hasattr(loo, "elpd_loo") else loo.elpd)
 
 
-def test_a_known_normaliser_needs_no_key():
+@pytest.mark.slow
+def test_a_known_normaliser_needs_no_key():  # 5 s
     def known(x):
         theta = numpyro.sample("theta", dist.Gamma(1, 1))
         log_z = 0.5 * jnp.log(2 * jnp.pi / theta)

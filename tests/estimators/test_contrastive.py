@@ -151,8 +151,9 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_gradient_is_unbiased_in_every_place_of_a_model(name):
+def test_gradient_is_unbiased_in_every_place_of_a_model(name):  # 15 s
     _, x, exact, step_size = CASES["exponential"]
     terms = exact(x)
     special = {
@@ -214,7 +215,8 @@ def test_gradient_is_unbiased_for_events_of_their_own_energies_under_subsampling
     assert_mean(series, jnp.sum(slopes * (x - 1 / (1 + THETA * slopes))))
 
 
-def test_gradient_is_unbiased_for_an_energy_of_each_group():
+@pytest.mark.slow
+def test_gradient_is_unbiased_for_an_energy_of_each_group():  # 5 s
     """Batch shape (3, 1) in plates (3, 4): one set of chains for each row."""
     slopes = jnp.array([[0.5], [1.0], [2.0]])
     x = jnp.linspace(0.1, 3, 12).reshape(3, 4)

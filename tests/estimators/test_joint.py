@@ -176,14 +176,16 @@ def test_softmax_contrastive_has_the_documented_gradient(target, positives):  # 
     assert abs(expected - TERMS.sum()) > 0.1  # it is not the likelihood's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positives", ["batch", "class"])
-def test_masked_rows_are_no_candidates(positives):
+def test_masked_rows_are_no_candidates(positives):  # 10 s
     estimator = ebm.SoftmaxContrastive(pool(2000), positives=positives)
     x = X.at[5:].set(jnp.nan)
     series = gradients(masked, estimator, x, Y, num_updates=60, burn_in=30)
     assert_mean(series, softmax_gradient("marginal", positives, 2000, kept=5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["marginal", pytest.param("conditional", marks=pytest.mark.slow)])
 def test_uniform_weights_without_positives_are_contrastive_divergence_to_rounding(target):  # conditional: 10 s
     for model in (marginal, conditional) if target == "conditional" else (marginal,):

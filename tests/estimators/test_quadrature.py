@@ -78,7 +78,8 @@ def test_its_gradient_trains_to_the_maximum_of_the_likelihood():
     np.testing.assert_allclose(-svi.evaluate(result.state, x), exact, rtol=1e-4)
 
 
-def test_a_guide_gets_the_exact_posterior_of_an_energy_that_depends_on_a_latent():
+@pytest.mark.slow
+def test_a_guide_gets_the_exact_posterior_of_an_energy_that_depends_on_a_latent():  # 5 s
     """Unlike that of chains, this gradient is exact at each draw of the guide."""
     from numpyro.infer.autoguide import AutoNormal
 

@@ -69,8 +69,9 @@ def test_denoising_is_that_of_the_smoothed_data(noise_scale):
     assert_mean(series, GAUSSIAN + 12 * DIM * (1 + THETA) * noise_scale**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise_scale", [0.05, 0.5])
-def test_denoising_on_a_sphere_is_that_of_the_smoothed_data(noise_scale):
+def test_denoising_on_a_sphere_is_that_of_the_smoothed_data(noise_scale):  # 10 s
     """Of the explicit loss at points moved by the noise, drawn here by themselves."""
     estimator = ebm.ScoreMatching("denoising", noise_scale=noise_scale, num_slices=20)
     series = gradients(fisher_bingham, estimator, ON_SPHERE, burn_in=0, num_updates=2000)

@@ -102,7 +102,8 @@ def test_networks_of_numpyro_train(kind, is_random):  # 15 s each
     assert np.all(position.mean(0) > 0.7)
 
 
-def test_batches_of_energies_of_another_size_are_refused_in_words():
+@pytest.mark.slow
+def test_batches_of_energies_of_another_size_are_refused_in_words():  # 5 s
     def model(x, c):
         theta = numpyro.param("theta", 0.3)
         with numpyro.plate("data", x.shape[0]):

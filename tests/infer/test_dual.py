@@ -83,7 +83,8 @@ def test_weights_stay_in_the_ball():  # 5 s
     assert float(ebm.fitted_distribution(model, dual.get_params(state), X).energy.norm) <= RADIUS
 
 
-def test_a_subsample_moves_neurons_as_its_rows_alone_would():
+@pytest.mark.slow
+def test_a_subsample_moves_neurons_as_its_rows_alone_would():  # 6 s
     def subsampled(x):
         energy = ebm.f1_energy("energy", dim=3, num_neurons=8, radius=RADIUS)
         with numpyro.plate("data", 60, subsample_size=20):
@@ -174,7 +175,8 @@ def test_other_parameters_descend_per_observation_or_by_optim():  # 5 s
         np.testing.assert_allclose(dual.get_params(new)["loc"], factor * contrast, rtol=1e-3, atol=1e-6)
 
 
-def test_two_sites_share_an_energy():
+@pytest.mark.slow
+def test_two_sites_share_an_energy():  # 5 s
     def model(x):
         energy = ebm.f1_energy("energy", dim=3, num_neurons=8, radius=RADIUS)
         for name, rows in (("a", x[:20]), ("b", x[20:])):
@@ -244,7 +246,8 @@ def test_stable_update_skips_a_bad_gradient():
         dual.run(random.key(0), 5, X, 1.0, progress_bar=False)
 
 
-def test_a_run_that_turns_non_finite_stops_and_keeps_the_last_finite_state():
+@pytest.mark.slow
+def test_a_run_that_turns_non_finite_stops_and_keeps_the_last_finite_state():  # 6 s
     def model(x):
         energy = ebm.f1_energy("energy", dim=3, num_neurons=8, radius=RADIUS)
         count = numpyro.primitives.mutable("count", {"n": jnp.zeros((), jnp.int32)})
@@ -401,9 +404,10 @@ def test_types_are_checked(change, message):
         make(**change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.case("A17")
-def test_double_precision(dtype):
+def test_double_precision(dtype):  # 10 s
     with jax.enable_x64(True):
         x = np.asarray(X, np.float64)
         x = (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(dtype)

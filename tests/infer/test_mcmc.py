@@ -85,9 +85,10 @@ def test_arviz_finds_posterior_and_statistics(kernel, chain_method, model, dims)
     assert np.isfinite(np.asarray(az.rhat(data)["x"] if hasattr(az.rhat(data), "data_vars") else 1.0)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thinning", [1, 2])
 @pytest.mark.case("A13")
-def test_thinning(thinning):
+def test_thinning(thinning):  # 8 s
     mcmc = run(ebm.MALA(real), num_samples=200, thinning=thinning)
     data = az.from_numpyro(mcmc)
     assert data["posterior"]["x"].shape == (4, 200 // thinning)
@@ -267,7 +268,8 @@ def test_single_precision_starts_in_double_precision():  # 8 s
         assert jnp.isfinite(mcmc.get_samples()["x"]).all()
 
 
-def test_dynamic_supports():
+@pytest.mark.slow
+def test_dynamic_supports():  # 5 s
     def model():
         a = numpyro.sample("a", dist.Uniform(1, 2))
         numpyro.sample("b", dist.Uniform(0, a))
@@ -373,7 +375,8 @@ def test_a_subsampled_plate_warns():
         run(ebm.MALA(model), jnp.zeros(10), num_chains=1, num_warmup=2, num_samples=2)
 
 
-def test_a_kernel_round_trips_in_pickle():
+@pytest.mark.slow
+def test_a_kernel_round_trips_in_pickle():  # 5 s
     kernel = ebm.MALA(real)
     expected = run(kernel).get_samples()["x"]
     np.testing.assert_array_equal(run(pickle.loads(pickle.dumps(kernel))).get_samples()["x"], expected)

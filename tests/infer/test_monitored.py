@@ -110,7 +110,8 @@ def test_an_exploding_energy_is_found_at_its_update():
     np.testing.assert_array_equal(caught.value.result.params["loc"], again.params["loc"])
 
 
-def test_limits_are_the_users():
+@pytest.mark.slow
+def test_limits_are_the_users():  # 5 s
     model = counted(lambda n: jnp.where(n == 7, 2e4, 0.0))
     losses = make(model, monitor=ebm.Monitor(max_energy=1e5)).run(random.key(0), 20, X, progress_bar=False).losses
     assert losses.shape == (20,)
@@ -134,7 +135,8 @@ def runs_away(x):
         numpyro.sample("x", ebm.EnergyBased(lambda x: -loc * x - x**2, dist.Normal(0, 1)), obs=x)
 
 
-def test_a_run_can_heal_and_gives_up_after_so_often():
+@pytest.mark.slow
+def test_a_run_can_heal_and_gives_up_after_so_often():  # 6 s
     pool = ebm.ChainPool(ebm.kernels.ula(0.1), pool_size=50)
     monitor = ebm.Monitor(policy="heal", max_heals=3)
     svi = make(runs_away, pool, monitor=monitor)
@@ -150,7 +152,8 @@ def test_a_run_can_heal_and_gives_up_after_so_often():
     assert len(warned) == 3
 
 
-def test_a_run_whose_updates_are_all_skipped_stops():
+@pytest.mark.slow
+def test_a_run_whose_updates_are_all_skipped_stops():  # 5 s
     losses = make().run(random.key(0), 50, X, jnp.zeros(()), progress_bar=False, stable_update=True).losses
     assert jnp.isfinite(losses).all()
     with pytest.raises(ebm.DivergenceError, match="skipped"):
@@ -186,7 +189,8 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path):  # 8 s
     assert again.losses.shape == (0,)
 
 
-def test_a_checkpoint_is_kept_where_a_run_goes_wrong(tmp_path):
+@pytest.mark.slow
+def test_a_checkpoint_is_kept_where_a_run_goes_wrong(tmp_path):  # 5 s
     svi = make(counted(lambda n: jnp.where(n == 137, 2e4, 0.0)))
     with pytest.raises(ebm.DivergenceError):
         svi.run(random.key(0), 300, X, progress_bar=False, checkpoint=tmp_path, checkpoint_every=50)
