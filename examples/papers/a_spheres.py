@@ -58,7 +58,7 @@ def main(small: bool):
         num, num_chains, num_updates, looks = 2_000, 2_000, 320, 2
         sizes, timescales, restarts = (100, 2_000), (0.1, 1.0, 10.0), (1.0,)
     else:
-        num, num_chains, num_updates, looks = 10_000, 4_000, 1_200, 3
+        num, num_chains, num_updates, looks = 5_000, 3_000, 1_200, 3
         sizes, timescales, restarts = (100, 1_000, 10_000, 100_000), (0.01, 0.1, 1.0, 10.0, 100.0), (0.02, 0.2, 1.0)
     seeds = range(3)
     figure, axes = plt.subplots(1, 3, figsize=(16, 4.5), layout="constrained")
