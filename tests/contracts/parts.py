@@ -1,5 +1,7 @@
 """The parts that contracts hold for: pure functions of a key and of an array."""
 
+import contextlib
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -169,3 +171,15 @@ def log_z(precision):
     return jax.vmap(lambda p: rule.log_normalizer(ebm.EnergyBased(lambda x: counted(p) * x**2 / 2, dist.Normal(0, 1))))(
         as_float(precision)
     )
+
+
+@contextlib.contextmanager
+def checking_leaks():
+    """`jax.checking_leaks`, which collects garbage at each trace, without what was there before."""
+    gc.collect()
+    gc.freeze()
+    try:
+        with jax.checking_leaks():
+            yield
+    finally:
+        gc.unfreeze()

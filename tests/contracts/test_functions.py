@@ -1,7 +1,6 @@
 """What holds for every pure part: under jit, under vmap, for keys and for types."""
 
 import functools
-import gc
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from jax import random
 from numpyro import handlers
 
 from tests.contracts.estimators import CASES, ESTIMATORS, trained
-from tests.contracts.parts import CALLS, KERNELS, POOLS, functions
+from tests.contracts.parts import CALLS, KERNELS, POOLS, checking_leaks, functions
 
 PARTS = functions() | ESTIMATORS
 # compiling is what takes the time: 3 to 15 s each
@@ -78,13 +77,8 @@ def test_estimators_use_no_key_twice(name):
 @pytest.mark.parametrize("name", SOME)
 def test_no_tracer_leaks(name):
     part = PARTS[name]
-    gc.collect()
-    gc.freeze()  # each trace collects garbage
-    try:
-        with jax.checking_leaks():
-            jax.eval_shape(part.call, random.key(0), part.x)
-    finally:
-        gc.unfreeze()
+    with checking_leaks():
+        jax.eval_shape(part.call, random.key(0), part.x)
 
 
 @pytest.mark.parametrize("name", SOME)

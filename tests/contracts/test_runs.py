@@ -1,6 +1,5 @@
 """What holds for whole runs: keys, traces, leaks and types."""
 
-import gc
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from jax import random
 from numpyro.infer import MCMC
 
 import numpyro_ebm as ebm
-from tests.contracts.parts import CALLS, F1, ON_SPHERE, X3, Quadratic, counted, counted_relu
+from tests.contracts.parts import CALLS, F1, ON_SPHERE, X3, Quadratic, checking_leaks, counted, counted_relu
 
 
 class Run(NamedTuple):
@@ -149,13 +148,8 @@ def test_same_key_same_result_and_nothing_is_traced_twice(name):
 def test_no_key_is_used_twice_and_no_tracer_leaks(name):
     """5 to 20 s each."""
     run = RUNS[name]
-    gc.collect()
-    gc.freeze()  # each trace collects garbage
-    try:
-        with jax.debug_key_reuse(name not in REUSED), jax.checking_leaks():
-            run.make()(random.key(0), run.x)
-    finally:
-        gc.unfreeze()
+    with jax.debug_key_reuse(name not in REUSED), checking_leaks():
+        run.make()(random.key(0), run.x)
 
 
 @pytest.mark.case("A16")
