@@ -35,12 +35,17 @@ def distances(kind: str, fitted, dim: int = DIM) -> dict:
     return {name: function(truth, fitted, random.key(0), x=x).value for name, function in functions.items()}
 
 
+@functools.cache
+def trainer(num_chains: int, **options):
+    """A model and what trains it; both teachers share it, so that it compiles once."""
+    model = student(DIM)
+    kernel = ebm.kernels.sphere.projected
+    return model, ebm.DualSGDA(model, step_size=STEP_SIZE, num_chains=num_chains, kernel=kernel, **options)
+
+
 def train(kind: str, num: int, seeds, num_updates: int, num_chains: int, looks: int = 8, **options):
     """For each seed, the distances at `looks` moments of training: lists of dictionaries."""
-    model = student(DIM)
-    dual = ebm.DualSGDA(
-        model, step_size=STEP_SIZE, num_chains=num_chains, kernel=ebm.kernels.sphere.projected, **options
-    )
+    model, dual = trainer(num_chains, **options)
     runs = []
     for seed in seeds:
         x, state, run = observed(kind, num, seed), None, []
