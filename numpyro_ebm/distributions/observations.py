@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 from numpyro.util import not_jax_tracer
 
 from numpyro_ebm.distributions.energy_based import EnergyBased
@@ -57,7 +59,9 @@ def refuse_faults(name: str, value: Any, inside: Any, support: Any) -> None:
     ValueError
         With the row, and for arrays of vectors the column.
     """
-    value = np.asarray(value)
+    if bool(jnp.all(jnp.isfinite(value)) & jnp.all(inside)):  # where the values are, on whichever devices
+        return
+    value, inside = _on_host(value), _on_host(inside)
     if not np.issubdtype(value.dtype, np.floating):
         value = value.astype(np.float32)
     faults = np.argwhere(~np.isfinite(value))
@@ -66,7 +70,7 @@ def refuse_faults(name: str, value: Any, inside: Any, support: Any) -> None:
             f"site {name!r}: observations must be finite, got {value[tuple(faults[0])]} at {_place(faults[0])} "
             f"({len(faults)} such {'entry' if len(faults) == 1 else 'entries'}): remove or impute the rows"
         )
-    faults = np.argwhere(~np.asarray(inside))
+    faults = np.argwhere(~inside)
     if len(faults):
         event = value[tuple(faults[0])]
         norm = f", of norm {np.linalg.norm(event):.6g}" if "Sphere" in str(support) else ""
@@ -74,6 +78,13 @@ def refuse_faults(name: str, value: Any, inside: Any, support: Any) -> None:
             f"site {name!r}: observations must lie in the support {support}, but {_place(faults[0])} does not: "
             f"{np.array2string(event, precision=4, threshold=6)}{norm} ({len(faults)} such)"
         )
+
+
+def _on_host(value):
+    """The whole array, also where other processes hold parts of it."""
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        value = process_allgather(value, tiled=True)
+    return np.asarray(value)
 
 
 def _place(index):
