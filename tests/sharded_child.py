@@ -16,12 +16,12 @@ def main(out: str, process: int, num_processes: int, port: int):
     import numpyro.distributions as dist
     import optax
     from jax import random
-    from jax.sharding import AxisType, NamedSharding, PartitionSpec
-    from numpyro.infer import SVI, Trace_ELBO
+    from jax.sharding import NamedSharding, PartitionSpec
+    from numpyro.infer import Trace_ELBO
 
     import numpyro_ebm as ebm
 
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
     x = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
     x /= np.linalg.norm(x, axis=-1, keepdims=True)
     x = jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec("data")), lambda index: x[index])
@@ -43,8 +43,11 @@ def main(out: str, process: int, num_processes: int, port: int):
 
     dual = ebm.DualSGDA(neurons, step_size=1e-2, num_chains=800, restart_prob=0.1)
     found = {f"dual {k}": v for k, v in arrays(dual.run(random.key(1), 50, x, progress_bar=False)).items()}
+    assert found["dual chains"].sharding.is_fully_replicated == (jax.device_count() == 1)
     pool = ebm.ChainPool(pool_size=400, num_steps=5)
-    svi = SVI(ebm.estimate(tilt, ebm.ContrastiveDivergence(pool)), lambda x: None, optax.adam(1e-2), Trace_ELBO())
+    svi = ebm.MonitoredSVI(
+        ebm.estimate(tilt, ebm.ContrastiveDivergence(pool)), lambda x: None, optax.adam(1e-2), Trace_ELBO()
+    )
     found |= {f"svi {k}": v for k, v in arrays(svi.run(random.key(1), 50, x, progress_bar=False)).items()}
 
     everywhere = NamedSharding(mesh, PartitionSpec())

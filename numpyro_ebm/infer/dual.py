@@ -19,7 +19,7 @@ from numpyro_ebm.distributions import ambient, refuse_faults
 from numpyro_ebm.energies import check_positive, check_size
 from numpyro_ebm.estimators import ContrastiveDivergence
 from numpyro_ebm.handlers import estimate, normalizer_dependencies
-from numpyro_ebm.infer.monitored import MonitoredSVI
+from numpyro_ebm.infer.monitored import MonitoredSVI, spread_chains
 from numpyro_ebm.infer.optim import DualOptim, Links, Record, wasserstein_fisher_rao
 from numpyro_ebm.joint import check_labels
 from numpyro_ebm.monitor import Monitor
@@ -189,7 +189,7 @@ class DualSGDA(MonitoredSVI):
                 f"sites {sorted(observed)} have nothing to train: declare parameters by f1_energy, numpyro.param, or NumPyro's "
                 "flax_module, nnx_module or eqx_module around a network"
             )
-        return state
+        return spread_chains(state, (args, kwargs))
 
     def _inspect(self, args, kwargs):
         """Find what the optimiser treats how; refuse what particles moved once can't serve."""

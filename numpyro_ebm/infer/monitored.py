@@ -1,5 +1,6 @@
 """NumPyro's `SVI` with a run that is watched, goes on after a crash, and stops where it goes wrong."""
 
+import math
 import os
 import time
 import warnings
@@ -10,13 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
+from numpyro.util import not_jax_tracer
 from tqdm.auto import tqdm
 
 from numpyro_ebm.checkpoint import restore, save
 from numpyro_ebm.energies import check_size
 from numpyro_ebm.monitor import DivergenceError, Fault, Monitor, chain_holders, chain_report
+from numpyro_ebm.pool import PER_CHAIN
 
 _MAX_CHUNK = 100  # updates between two looks from the host
 
@@ -26,7 +30,7 @@ class MonitoredSVI(SVI):
 
     `init`, `update`, `stable_update`, `get_params` and `evaluate` are those of `SVI`; so is `run`, which looks at the chains
     of an estimated model, at losses and at parameters at least every hundred updates. A second run with arguments of the same
-    shapes compiles nothing.
+    shapes compiles nothing. Where observations are sharded over the devices of a mesh by their rows, so are the chains.
 
     Parameters
     ----------
@@ -73,6 +77,11 @@ class MonitoredSVI(SVI):
         super().__init__(model, guide, optim, loss, **static_kwargs)
         self.monitor = monitor
         self._compiled: dict = {}
+
+    def init(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> SVIState:
+        """Return the first state, as :meth:`numpyro.infer.SVI.init` does."""
+        args, kwargs = jax.tree.map(_on_auto_mesh, (args, kwargs))
+        return spread_chains(super().init(rng_key, *args, **kwargs), (args, kwargs))
 
     def run(
         self,
@@ -175,8 +184,9 @@ class MonitoredSVI(SVI):
                 if checkpoint is not None and (done % checkpoint_every == 0 or done == num_steps):
                     save(checkpoint, state)
                 bar.set_postfix_str(self._progress(state, chunk_losses), refresh=False)
-                # look twice a second, but not more often than every update
-                length = min(max(int(length * 0.5 / (time.perf_counter() - began)), 1), _MAX_CHUNK)
+                # look twice a second, but not more often than every update; processes that work together can't differ in it
+                pace = int(length * 0.5 / (time.perf_counter() - began)) if jax.process_count() == 1 else _MAX_CHUNK
+                length = min(max(pace, 1), _MAX_CHUNK)
         acceptance = min(self._acceptances(state), default=1.0)
         if acceptance < 0.01:
             warnings.warn(
@@ -228,7 +238,7 @@ class MonitoredSVI(SVI):
     def _call(self, key, fn, args, kwargs):
         """Call `fn` compiled: its arrays are arguments, everything else is static."""
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        dynamic = [leaf if _is_array(leaf) else None for leaf in leaves]
+        dynamic = [_on_auto_mesh(leaf) if _is_array(leaf) else None for leaf in leaves]
         static = tuple(None if _is_array(leaf) else leaf for leaf in leaves)
         # 1, 1.0 and True are equal, but not the same argument
         key = (key, treedef, static, tuple(map(type, static)))
@@ -247,6 +257,36 @@ class MonitoredSVI(SVI):
             if key is not None:
                 self._compiled[key] = compiled
         return compiled(dynamic)
+
+
+def _on_auto_mesh(leaf):
+    """An array on a mesh of explicit axes, `jax.make_mesh`'s default, on the same one where XLA finds intermediate shardings."""
+    if not_jax_tracer(leaf) and isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding):
+        mesh = leaf.sharding.mesh
+        if any(kind != AxisType.Auto for kind in mesh.axis_types):
+            mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+            return jax.device_put(leaf, NamedSharding(mesh, leaf.sharding.spec))
+    return leaf
+
+
+def spread_chains(state, data):
+    """The state, with chains on the devices of the first array of the data that is sharded by rows, where they divide evenly."""
+    for leaf in jax.tree.leaves(data):
+        sharding = getattr(leaf, "sharding", None) if not_jax_tracer(leaf) else None
+        if isinstance(sharding, NamedSharding) and sharding.spec and sharding.spec[0] is not None:
+            break
+    else:
+        return state
+    rows = NamedSharding(sharding.mesh, PartitionSpec(sharding.spec[0]))
+    axes = rows.spec[0] if isinstance(rows.spec[0], tuple) else (rows.spec[0],)
+    num_parts = math.prod(rows.mesh.shape[axis] for axis in axes)
+    chains = {}
+    for site, holder in chain_holders(state).items():
+        pool = holder["state"]
+        if len(pool.age) % num_parts == 0:
+            placed = {part: jax.device_put(getattr(pool, part), rows) for part in PER_CHAIN}
+            chains[f"{site}$chains"] = holder | {"state": pool._replace(**placed)}
+    return state._replace(mutable_state=state.mutable_state | chains) if chains else state
 
 
 def _resumed(path, state, num_steps):
