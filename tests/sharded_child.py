@@ -15,6 +15,7 @@ def main(out: str, process: int, num_processes: int, port: int):
     import numpyro
     import numpyro.distributions as dist
     import optax
+    import pytest
     from jax import random
     from jax.sharding import NamedSharding, PartitionSpec
     from numpyro.infer import Trace_ELBO
@@ -22,9 +23,14 @@ def main(out: str, process: int, num_processes: int, port: int):
     import numpyro_ebm as ebm
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
-    x = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
-    x /= np.linalg.norm(x, axis=-1, keepdims=True)
-    x = jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec("data")), lambda index: x[index])
+    points = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
+    points /= np.linalg.norm(points, axis=-1, keepdims=True)
+
+    def sharded(points):
+        rows = NamedSharding(mesh, PartitionSpec("data"))
+        return jax.make_array_from_callback(points.shape, rows, lambda index: points[index])
+
+    x = sharded(points)
 
     def neurons(x):
         energy = ebm.f1_energy("energy", dim=3, num_neurons=8, radius=5.0)
@@ -44,6 +50,11 @@ def main(out: str, process: int, num_processes: int, port: int):
     dual = ebm.DualSGDA(neurons, step_size=1e-2, num_chains=800, restart_prob=0.1)
     found = {f"dual {k}": v for k, v in arrays(dual.run(random.key(1), 50, x, progress_bar=False)).items()}
     assert found["dual chains"].sharding.is_fully_replicated == (jax.device_count() == 1)
+    faulty = points.copy()
+    faulty[399, 1] = np.nan
+    with pytest.raises(ValueError, match="got nan at row 399, column 1"):
+        dual.init(random.key(1), sharded(faulty))
+
     pool = ebm.ChainPool(pool_size=400, num_steps=5)
     svi = ebm.MonitoredSVI(
         ebm.estimate(tilt, ebm.ContrastiveDivergence(pool)), lambda x: None, optax.adam(1e-2), Trace_ELBO()

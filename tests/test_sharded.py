@@ -39,7 +39,7 @@ def train(folder, num_processes, devices_each):
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_processes", "devices_each"), [(1, 4), (2, 2)])
 def test_many_devices_give_what_one_gives(tmp_path, num_processes, devices_each):
-    """60 s."""
+    """100 s."""
     (expected,) = train(tmp_path, 1, 1)
     for found in train(tmp_path, num_processes, devices_each):
         assert found.pop("devices") == num_processes * devices_each
