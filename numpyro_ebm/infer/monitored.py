@@ -272,7 +272,7 @@ def _on_auto_mesh(leaf):
 def spread_chains(state, data):
     """The state, with chains on the devices of the first array of the data that is sharded by rows, where they divide evenly."""
     for leaf in jax.tree.leaves(data):
-        sharding = getattr(leaf, "sharding", None) if not_jax_tracer(leaf) else None
+        sharding = getattr(_on_auto_mesh(leaf), "sharding", None) if not_jax_tracer(leaf) else None
         if isinstance(sharding, NamedSharding) and sharding.spec and sharding.spec[0] is not None:
             break
     else:
