@@ -1,5 +1,6 @@
 """What the scripts on paper B share: data, networks, the models as NumPyro programs, and their training, all seeds at once."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -10,6 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from jax import lax, random
+from jax.tree_util import Partial
 from numpyro.contrib.module import flax_module
 from numpyro.infer import SVI, Trace_ELBO
 from sklearn.datasets import load_breast_cancer, load_digits
@@ -128,7 +130,7 @@ def train(model, estimator, network, data: Data, num_epochs: int, learning_rate,
     joints = []
     for seed in range(num_seeds):
         own = jax.tree.map(lambda leaf, seed=seed: leaf[seed], weights)
-        joints.append(ebm.JointEnergy(lambda x, own=own: network.apply({"params": own}, x), base_of(x)))
+        joints.append(ebm.JointEnergy(Partial(network.apply, {"params": own}), base_of(x)))
     return Runs(joints, None if estimator is None else ebm.chain_report(states)["x"], states)
 
 
@@ -136,6 +138,7 @@ def accuracy(joint: ebm.JointEnergy, x, y) -> float:
     return float(jnp.mean(jnp.argmax(joint.classifier(x).logits, -1) == y))
 
 
+@partial(jax.jit, static_argnames="num_moves")
 def generate(joint: ebm.JointEnergy, labels, rng_key, num_moves: int = 500):
     """An example of p(x|y) for each of the given classes, by Langevin moves from the base."""
     pool = ebm.ChainPool(ebm.kernels.ula(0.05, temperature=TEMPERATURE), 1, num_steps=num_moves)

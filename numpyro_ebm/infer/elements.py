@@ -75,12 +75,17 @@ def _are_independent(elements, model, latent, model_args, model_kwargs):
     For independent elements, and for no others, a weighted sum of log-densities has the gradient of the
     plain sum, weighted.
     """
+    logdensity = elements.logdensity_fn(model, model_args, model_kwargs)
+
+    def gradients(z):
+        value, pullback = jax.vjp(logdensity, z)
+        weight = random.uniform(random.key(2), value.shape, value.dtype, 0.5, 1.5)
+        return *pullback(jnp.ones_like(value)), *pullback(weight), weight
+
     with jax.ensure_compile_time_eval(), handlers.block():
         draw = prototype_trace(model, random.key(1), model_args, model_kwargs)
         z = {name: biject_to(draw[name]["fn"].support).inv(draw[name]["value"]) for name in latent}
-        value, pullback = jax.vjp(elements.logdensity_fn(model, model_args, model_kwargs), z)
-        weight = random.uniform(random.key(2), value.shape, value.dtype, 0.5, 1.5)
-        (plain,), (weighted,) = pullback(jnp.ones_like(value)), pullback(weight)
+        plain, weighted, weight = jax.jit(gradients)(z)
     for name in z:
         if not not_jax_tracer(weighted[name]):
             return False
