@@ -1,0 +1,31 @@
+"""The networks of the contests, the same for all contenders."""
+
+import jax
+import jax.numpy as jnp
+from jax import random
+from jax.tree_util import Partial
+
+WIDTHS = (2, 256, 256, 1)
+
+
+def _energy(weights, x):
+    for kernel, bias in weights[:-1]:
+        x = jax.nn.silu(x @ kernel + bias)
+    kernel, bias = weights[-1]
+    return jnp.squeeze(x @ kernel + bias, -1)
+
+
+def jax_network() -> Partial:
+    keys = random.split(random.key(3), len(WIDTHS) - 1)
+    sizes = zip(WIDTHS[:-1], WIDTHS[1:], strict=True)
+    weights = [(random.normal(key, (i, o)) / i**0.5, jnp.zeros(o)) for key, (i, o) in zip(keys, sizes, strict=True)]
+    return Partial(_energy, weights)
+
+
+def torch_network(widths: tuple[int, ...] = WIDTHS):
+    import torch
+
+    layers: list = []
+    for i, o in zip(widths[:-1], widths[1:], strict=True):
+        layers += [torch.nn.Linear(i, o), torch.nn.SiLU()]
+    return torch.nn.Sequential(*layers[:-1])
