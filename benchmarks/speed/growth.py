@@ -94,11 +94,11 @@ def main(repeats: int, gibibytes: float):
                 f"{name:12} {sizes[name]:8} {1e3 * seconds:14.2f} {grown[0]:>9} {memory:7.0f} {grown[1]:>9}", flush=True
             )
             before = seconds, memory
-    for gibibytes in (0.25, gibibytes):
+    for size in (gibibytes / 8, gibibytes):
         with tempfile.NamedTemporaryFile() as file:
-            seconds, updates, memory = run(FROM_DISK, file.name, gibibytes)
+            seconds, updates, memory = run(FROM_DISK, file.name, size)
         print(
-            f"{gibibytes:g} GiB of data read once from disk: {updates:.0f} updates, {1e3 * seconds:.2f} ms each, {memory:.0f} MiB in all"
+            f"{size:g} GiB of data read once from disk: {updates:.0f} updates, {1e3 * seconds:.2f} ms each, {memory:.0f} MiB in all"
         )
 
 

@@ -1,5 +1,7 @@
 """The networks of the contests, the same for all contenders."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 from jax import random
@@ -17,7 +19,7 @@ def _energy(weights, x):
 
 def jax_network() -> Partial:
     keys = random.split(random.key(3), len(WIDTHS) - 1)
-    sizes = zip(WIDTHS[:-1], WIDTHS[1:], strict=True)
+    sizes = pairwise(WIDTHS)
     weights = [(random.normal(key, (i, o)) / i**0.5, jnp.zeros(o)) for key, (i, o) in zip(keys, sizes, strict=True)]
     return Partial(_energy, weights)
 
@@ -26,6 +28,6 @@ def torch_network(widths: tuple[int, ...] = WIDTHS):
     import torch
 
     layers: list = []
-    for i, o in zip(widths[:-1], widths[1:], strict=True):
+    for i, o in pairwise(widths):
         layers += [torch.nn.Linear(i, o), torch.nn.SiLU()]
     return torch.nn.Sequential(*layers[:-1])
