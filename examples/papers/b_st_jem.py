@@ -36,11 +36,13 @@ def main(small: bool):
         "digits, convolutional": (digits(), Convolutional, 5, 40),
         "tumours, perceptron": (tumours(), Perceptron, 5 if small else 20, 15 if small else 100),
     }
-    if small:
-        del cells["digits, convolutional"]
     settings = {"swish, 1e-3": EASY, "ReLU, 5e-3": HARD}
+    if small:
+        del cells["digits, convolutional"], settings["swish, 1e-3"]
     rows, found = [], {}
-    figure, axes = plt.subplots(2, len(cells), figsize=(5 * len(cells), 7), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(
+        len(settings), len(cells), figsize=(5 * len(cells), 7), sharey=True, squeeze=False, layout="constrained"
+    )
     for column, (cell, (data, network_type, num_steps, num_epochs)) in enumerate(cells.items()):
         num_classes = int(data.y.max()) + 1
         for ax, (setting, (activation, rate)) in zip(axes[:, column], settings.items(), strict=True):
@@ -74,7 +76,7 @@ def main(small: bool):
             for setting in settings
         ]
     )
-    hard = list(settings)[1]
+    hard = list(settings)[-1]
     return report(
         [
             judge(
