@@ -37,7 +37,7 @@ def discrepancy(first, second) -> float:
 
 def main(small: bool):
     sizes, num_updates, num_chains, num_steps = (
-        ((100, 1_000), 300, 1_000, 300) if small else ((100, 1_000, 10_000), 1_000, 2_000, 1_000)
+        ((100, 1_000), 200, 1_000, 200) if small else ((100, 1_000, 10_000), 1_000, 2_000, 1_000)
     )
     truth = teacher(DIM, "mono", RADIUS)
     fresh = draws(truth, 20_000, seed=1_000)
