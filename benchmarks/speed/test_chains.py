@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 import pytest
-from blackjax.mcmc.diffusions import overdamped_langevin
+from blackjax.mcmc.diffusions import DiffusionState, overdamped_langevin
 from conftest import Contest
 from jax import lax, random
 from networks import jax_network, torch_network
@@ -57,7 +57,7 @@ def bare_blackjax(name: str):
             initial, step = jax.vmap(kernel.init)(position), kernel.step
         else:
             one = overdamped_langevin(jax.value_and_grad(logdensity))
-            initial = jax.vmap(lambda x: blackjax.mcmc.mala.init(x, logdensity))(position)
+            initial = jax.vmap(lambda x: DiffusionState(x, *jax.value_and_grad(logdensity)(x)))(position)
 
             def step(key, state):
                 return one(key, state, STEP_SIZE), None
