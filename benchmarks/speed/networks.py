@@ -31,3 +31,33 @@ def torch_network(widths: tuple[int, ...] = WIDTHS):
     for i, o in pairwise(widths):
         layers += [torch.nn.Linear(i, o), torch.nn.SiLU()]
     return torch.nn.Sequential(*layers[:-1])
+
+
+def torch_energy():
+    """The network and a standard normal base, as a module."""
+    import torch
+
+    class Energy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = torch_network()
+
+        def forward(self, x):
+            return self.network(x).squeeze(-1) + x.square().sum(-1) / 2
+
+    return Energy()
+
+
+def torchebm_energy():
+    """The same as torchebm wants it."""
+    from torchebm.core import BaseModel
+
+    class Model(BaseModel):
+        def __init__(self):
+            super().__init__()
+            self.energy = torch_energy()
+
+        def forward(self, x):
+            return self.energy(x)
+
+    return Model()

@@ -10,7 +10,7 @@ import pytest
 from blackjax.mcmc.diffusions import DiffusionState, overdamped_langevin
 from conftest import Contest
 from jax import lax, random
-from networks import jax_network, torch_network
+from networks import jax_network, torch_energy, torchebm_energy
 
 import numpyro_ebm as ebm
 
@@ -79,18 +79,9 @@ def torch_start():
 
 
 def by_torchebm():
-    torchebm = pytest.importorskip("torchebm.core")
-    from torchebm.samplers import LangevinDynamics
-
-    class Model(torchebm.BaseModel):
-        def __init__(self):
-            super().__init__()
-            self.network = torch_network().to(device)
-
-        def forward(self, x):
-            return self.network(x).squeeze(-1) + x.square().sum(-1) / 2
-
-    sampler, position = LangevinDynamics(Model(), step_size=STEP_SIZE, device=device), torch_start()
+    samplers = pytest.importorskip("torchebm.samplers")
+    sampler = samplers.LangevinDynamics(torchebm_energy().to(device), step_size=STEP_SIZE, device=device)
+    position = torch_start()
 
     def work():
         sampler.sample(x=position, n_steps=NUM_MOVES).sum().item()
@@ -100,19 +91,9 @@ def by_torchebm():
 
 
 def by_ebmkit(name: str):
-    ebmkit = pytest.importorskip("ebm")
-    network, position = torch_network().to(device), torch_start()
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = network
-
-        def forward(self, x):
-            return self.network(x).squeeze(-1) + x.square().sum(-1) / 2
-
-    kind = {"Langevin": ebmkit.samplers.LangevinDynamics, "MALA": ebmkit.samplers.MALA}[name]
-    sampler, model = kind(STEP_SIZE, NUM_MOVES), Model()
+    samplers = pytest.importorskip("ebm.samplers")
+    kind = {"Langevin": samplers.LangevinDynamics, "MALA": samplers.MALA}[name]
+    sampler, model, position = kind(STEP_SIZE, NUM_MOVES), torch_energy().to(device), torch_start()
 
     def work():
         sampler.sample(model, position).sum().item()

@@ -55,8 +55,8 @@ def pytorch(size: str, compiled: bool):
     def tensor(x):
         return torch.tensor(jax.device_get(x), device=device)
 
-    x, particles, neurons = tensor(points(dim, num, 0)), tensor(points(dim, num_particles, 2)), None
-    neurons, log_weights = tensor(points(dim, num_neurons, 3)), torch.zeros(num_neurons, device=device)
+    x, particles, neurons = (tensor(points(dim, *which)) for which in ((num, 0), (num_particles, 2), (num_neurons, 3)))
+    log_weights = torch.zeros(num_neurons, device=device)
     signs = torch.ones(num_neurons, device=device)
     signs[1::2] = -1
 

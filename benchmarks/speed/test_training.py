@@ -9,7 +9,7 @@ import pytest
 from conftest import Contest
 from flax import linen as nn
 from jax import lax, random
-from networks import WIDTHS, torch_network
+from networks import WIDTHS, torch_energy, torch_network, torchebm_energy
 from numpyro.contrib.module import flax_module
 from numpyro.infer import SVI, Trace_ELBO
 from sklearn.datasets import load_digits, make_moons
@@ -66,15 +66,6 @@ def contrastive_by_library():
     return updates_of(model, ebm.ContrastiveDivergence(pool), jax.numpy.asarray(moons()))
 
 
-class Squeezed(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.network = torch_network()
-
-    def forward(self, x):
-        return self.network(x).squeeze(-1) + x.square().sum(-1) / 2
-
-
 def steps_of(loss, network):
     """What a training loop of PyTorch does: a random minibatch, a loss, a step of Adam."""
     x = torch.tensor(moons(), device=device)
@@ -92,27 +83,16 @@ def steps_of(loss, network):
 
 
 def contrastive_by_torchebm():
-    core = pytest.importorskip("torchebm.core")
-    from torchebm.losses import ContrastiveDivergence
-    from torchebm.samplers import LangevinDynamics
-
-    class Model(core.BaseModel):
-        def __init__(self):
-            super().__init__()
-            self.energy = Squeezed()
-
-        def forward(self, x):
-            return self.energy(x)
-
-    model = Model().to(device)
-    sampler = LangevinDynamics(model, step_size=STEP_SIZE, device=device)
-    loss = ContrastiveDivergence(model, sampler, NUM_MOVES, persistent=True, buffer_size=CAPACITY, device=device)
+    losses, samplers = pytest.importorskip("torchebm.losses"), pytest.importorskip("torchebm.samplers")
+    model = torchebm_energy().to(device)
+    sampler = samplers.LangevinDynamics(model, step_size=STEP_SIZE, device=device)
+    loss = losses.ContrastiveDivergence(model, sampler, NUM_MOVES, persistent=True, buffer_size=CAPACITY, device=device)
     return steps_of(lambda batch: loss(batch)[0], model)
 
 
 def contrastive_by_ebmkit():
     ebmkit = pytest.importorskip("ebm")
-    model = Squeezed().to(device)
+    model = torch_energy().to(device)
     sampler = ebmkit.LangevinDynamics(STEP_SIZE, NUM_MOVES)
     loss = ebmkit.ContrastiveDivergence(sampler, buffer=ebmkit.ReplayBuffer(CAPACITY, (2,)))
     return steps_of(lambda batch: loss(model, batch).loss, model)

@@ -1,7 +1,7 @@
 """Paper A's experiments on spheres: timescales, numbers of observations and restarts in d = 15, and a picture in d = 3.
 
 Teachers of one and of two neurons, radius 10. For each setting and seed: divergence, total variation and score-matching
-distance of teacher and fit, and the divergence along training. The published move. Writes ``a_spheres.png``. Ten minutes on two
+distance of teacher and fit, and the divergence along training. The published move. Writes ``a_spheres.png``. Thirteen minutes on two
 cores.
 """
 
