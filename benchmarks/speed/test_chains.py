@@ -10,7 +10,7 @@ import pytest
 from blackjax.mcmc.diffusions import DiffusionState, overdamped_langevin
 from conftest import Contest
 from jax import lax, random
-from networks import jax_network, torch_energy, torchebm_energy
+from networks import WIDTHS, floor_of_moves, jax_network, torch_energy, torchebm_energy
 
 import numpyro_ebm as ebm
 
@@ -109,6 +109,7 @@ CONTESTS = {
             "BlackJAX under vmap": functools.partial(bare_blackjax, name),
             **({"torchebm": by_torchebm} if name == "Langevin" else {}),
             "ebmkit": functools.partial(by_ebmkit, name),
+            "its matrix products": functools.partial(floor_of_moves, WIDTHS, NUM_CHAINS, NUM_MOVES),
         },
         "move",
         {"torchebm": 4, "BlackJAX under vmap": 0.95},

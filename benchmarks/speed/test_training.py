@@ -1,5 +1,7 @@
 """A training step: persistent contrastive divergence against torchebm and ebmkit, ST-JEM against PyTorch."""
 
+import functools
+
 import jax
 import numpy as np
 import numpyro
@@ -9,7 +11,7 @@ import pytest
 from conftest import Contest
 from flax import linen as nn
 from jax import lax, random
-from networks import WIDTHS, torch_energy, torch_network, torchebm_energy
+from networks import WIDTHS, floor_of_updates, torch_energy, torch_network, torchebm_energy
 from numpyro.contrib.module import flax_module
 from numpyro.infer import SVI, Trace_ELBO
 from sklearn.datasets import load_digits, make_moons
@@ -162,12 +164,21 @@ CONTESTS = {
             "numpyro_ebm": contrastive_by_library,
             "torchebm": contrastive_by_torchebm,
             "ebmkit": contrastive_by_ebmkit,
+            "its matrix products": functools.partial(floor_of_updates, WIDTHS, BATCH, NUM_MOVES, NUM_UPDATES),
         },
         "update",
         {"torchebm": 4, "ebmkit": 4},
     ),
     f"ST-JEM on digits: batch {DIGITS_BATCH}, {NUM_MOVES} moves, a 64-256-256-10 network": Contest(
-        {"numpyro_ebm": joint_by_library, "PyTorch, eager": joint_by_pytorch}, "update", {"PyTorch, eager": 2}
+        {
+            "numpyro_ebm": joint_by_library,
+            "PyTorch, eager": joint_by_pytorch,
+            "its matrix products": functools.partial(
+                floor_of_updates, DIGITS_WIDTHS, DIGITS_BATCH, NUM_MOVES, NUM_UPDATES
+            ),
+        },
+        "update",
+        {"PyTorch, eager": 2},
     ),
 }
 

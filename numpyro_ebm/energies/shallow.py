@@ -234,28 +234,41 @@ def _listed(words):
 
 def _mean_neuron(x, features, weights, power, bias, activation):
     """The weighted mean over neurons, shape ``(..., *batch)``."""
-    activated = _activated(x, features, power, bias, activation)
-    total = activated @ weights if weights.ndim == 1 else jnp.sum(activated * weights, -1)
+    if power == 1 and activation is None:
+        # The ReLUs' slopes are constant almost everywhere, and give value and gradients by two products.
+        x = _with_bias(x, features, bias)
+        active = lax.stop_gradient((_inner(x, features) > 0).astype(weights.dtype))
+        total = jnp.sum(x * _inner(active, jnp.swapaxes(weights[..., None] * features, -1, -2)), -1)
+    else:
+        activated = _activated(x, features, power, bias, activation)
+        total = activated @ weights if weights.ndim == 1 else jnp.sum(activated * weights, -1)
     return total / weights.shape[-1]
 
 
 def _activated(x, features, power, bias, activation):
     """What each neuron makes of x, shape ``(..., *batch, num_neurons)``."""
-    features = jnp.asarray(features)
-    if bias:
-        x = jnp.concatenate([x, jnp.ones_like(x[..., :1])], -1)
-    if jnp.shape(x)[-1:] != features.shape[-1:]:
-        raise ValueError(
-            f"x has shape {jnp.shape(x)}{' with the appended 1' if bias else ''}, "
-            f"but the features have dimension {features.shape[-1]}"
-        )
-    if features.ndim == 2:
-        inner = x @ features.T
-    else:
-        inner = jnp.squeeze(features @ x[..., None], -1)
+    inner = _inner(_with_bias(x, features, bias), features)
     if activation is not None:
         return activation(inner)
     return jax.nn.relu(inner) ** power if power > 1 else jax.nn.relu(inner)
+
+
+def _with_bias(x, features, bias):
+    """x as features see it, shape ``(..., dim)``."""
+    if bias:
+        x = jnp.concatenate([x, jnp.ones_like(x[..., :1])], -1)
+    if jnp.shape(x)[-1:] != jnp.shape(features)[-1:]:
+        raise ValueError(
+            f"x has shape {jnp.shape(x)}{' with the appended 1' if bias else ''}, "
+            f"but the features have dimension {jnp.shape(features)[-1]}"
+        )
+    return x
+
+
+def _inner(x, vectors):
+    """Inner products of x, shape ``(..., *batch, dim)``, with vectors ``(*batch, num, dim)``: ``(..., *batch, num)``."""
+    vectors = jnp.asarray(vectors)
+    return x @ vectors.T if vectors.ndim == 2 else jnp.squeeze(vectors @ x[..., None], -1)
 
 
 def f1_energy(

@@ -49,6 +49,22 @@ def test_f1_activation_replaces_the_relu():
     np.testing.assert_allclose(energy(jnp.array([0.3, 0.5])), np.sin(0.3) + np.sin(0.5), rtol=1e-6)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_f1_derivatives_are_those_of_the_sum(bias):
+    energy = f1(bias=bias)
+    x = random.normal(random.key(5), (7, 4))
+
+    def total(arrays, activation):
+        x, features, log_weights = arrays
+        return jnp.sum(ebm.F1Energy(features, log_weights, energy.signs, 3.0, 1, bias, activation)(x) ** 2)
+
+    arrays = (x, energy.features, energy.log_weights)
+    first = {f: jax.grad(functools.partial(total, activation=f)) for f in (None, jax.nn.relu)}
+    second = {f: jax.jvp(gradient, (arrays,), (arrays,))[1] for f, gradient in first.items()}
+    for ours, plain in ((first[None](arrays), first[jax.nn.relu](arrays)), (second[None], second[jax.nn.relu])):
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), ours, plain)
+
+
 def test_f1_norm_is_the_total_variation():
     energy = f1()
     np.testing.assert_allclose(energy.norm, 3.0 * np.exp(np.asarray(energy.log_weights)).mean(), rtol=1e-6)
