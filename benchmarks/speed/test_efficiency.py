@@ -1,4 +1,4 @@
-"""Time per effective sample of fitted energies: MALA in NumPyro's MCMC against NumPyro's NUTS and BlackJAX's.
+"""Time per effective sample of fitted energies: MALA against NumPyro's NUTS and BlackJAX's.
 
 A turn is a whole run of `NUM_CHAINS` chains side by side, warm-up included, compiled before. Effective samples are ArviZ's (bulk), of
 the coordinate that has the fewest.
@@ -18,7 +18,7 @@ from conftest import Contest
 from flax import linen as nn
 from jax import lax, random
 from numpyro.contrib.module import flax_module
-from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer import NUTS, SVI, Trace_ELBO
 from sklearn.datasets import load_wine, make_moons
 
 import numpyro_ebm as ebm
@@ -77,14 +77,16 @@ def by_numpyro(fit, make_kernel):
     def model():
         numpyro.sample("x", distribution)
 
-    options = {"num_chains": NUM_CHAINS, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(make_kernel(model), num_warmup=NUM_WARMUP, num_samples=NUM_SAMPLES, **options)
+    kernel = make_kernel(model)
 
-    def work():
-        mcmc.run(random.key(1))
-        return jax.block_until_ready(mcmc.get_samples(group_by_chain=True)["x"])
+    def move(state, _):
+        state = kernel.sample(state, (), {})
+        return state, state.z["x"]
 
-    return counted(work)
+    # MCMC.run draws the same, but compiles its loop anew on each call
+    start = kernel.init(random.split(random.key(1), NUM_CHAINS), NUM_WARMUP, None, (), {})
+    chains = jax.jit(lambda state: lax.scan(move, state, None, NUM_WARMUP + NUM_SAMPLES)[1][NUM_WARMUP:])
+    return counted(lambda: jnp.swapaxes(jax.block_until_ready(chains(start)), 0, 1))
 
 
 def by_blackjax(fit):
