@@ -146,7 +146,7 @@ class MonitoredSVI(SVI):
         def advance(state, length):
             key = ("run", stable_update, forward_mode_differentiation)
             state, losses, good = self._call(key, chunk, (state, np.asarray(length), *args), kwargs)
-            losses = np.asarray(losses)[:length]
+            losses = np.asarray(losses)[:length].copy()  # a view would keep every chunk's array on the device
             fault = self.monitor.fault(state)
             if not good:
                 fault = Fault(f"it turned non-finite (loss {float(losses[-1])})", None)
