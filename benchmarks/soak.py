@@ -2,7 +2,7 @@
 
     python benchmarks/soak.py [--updates 100000]
 
-Dual SGDA on the sphere, and contrastive divergence and the minibatch softmax on two moons, each in one process. Six
+Dual SGDA on the sphere, and contrastive divergence and the minibatch softmax on two moons, each in one process. Two
 minutes on two cores.
 """
 

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 from importlib.metadata import version as installed_version
-from importlib.util import find_spec
 from pathlib import Path
 
 # notebooks run in kernels that inherit these
@@ -29,15 +28,6 @@ extensions = [
     "sphinx_design",
 ]
 exclude_patterns = ["_build"]
-if find_spec("numpyro_ebm.checkpoint") is None:
-    exclude_patterns.append("reference/checkpoint.rst")
-# pages that toctrees name, and that may not be there
-optional_pages = [
-    ("index", "reliability"),
-    ("index", "speed"),
-    ("index", "checkpoints"),
-    ("reference/index", "checkpoint"),
-]
 nitpicky = True
 default_role = "code"  # single backticks in docstrings
 toc_object_entries_show_parents = "hide"
@@ -105,14 +95,6 @@ def skip_member(app, what, name, obj, skip, options):
     return None
 
 
-def drop_missing_pages(app, docname, content):
-    """Take optional pages that are not there out of toctrees."""
-    for index, page in optional_pages:
-        folder = index.rpartition("/")[0]
-        if docname == index and f"{folder}/{page}".lstrip("/") not in app.env.found_docs:
-            content[0] = content[0].replace(f"\n{page}\n", "\n")
-
-
 def write_gallery(app, exception):
     """Write pictures that one page takes from another one's notebook, which MyST-NB refers to but may not write."""
     if exception is not None or app.builder.format != "html":
@@ -127,6 +109,5 @@ def write_gallery(app, exception):
 
 def setup(app):
     app.connect("build-finished", write_gallery)
-    app.connect("source-read", drop_missing_pages)
     app.connect("autodoc-skip-member", skip_member)
     return {"parallel_read_safe": True}
