@@ -19,6 +19,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
 import numpyro_ebm as ebm
 from numpyro_ebm.distributions import sphere, validate_observations
 from tests.energies.test_energies import Linen, Nnx, Quadratic, equinox_network, f1
+from tests.statistics import BOUND
 
 FLAT = dist.ImproperUniform(constraints.real, (), ())
 NORMAL3 = dist.Normal(0, 1).expand([3]).to_event(1)
@@ -295,7 +296,7 @@ def test_predictive_needs_a_sampler_and_uses_it():
         return random.normal(rng_key, d.shape(sample_shape)) / 3
 
     draws = Predictive(lambda: numpyro.sample("x", d.with_sampler(sampler)), num_samples=4000)(random.key(0))["x"]
-    assert abs(float(jnp.var(draws)) * 9 - 1) < 5 * np.sqrt(2 / 4000)
+    assert abs(float(jnp.var(draws)) * 9 - 1) < BOUND * np.sqrt(2 / 4000)
     with pytest.raises(ValueError, match=r"sampler returned shape \(2,\)"):
         d.with_sampler(lambda *_: jnp.ones(2)).sample(random.key(0))
 
@@ -322,7 +323,7 @@ def test_sphere_uniform():
     d = ebm.SphereUniform(5)
     x = d.sample(random.key(0), (4000,))
     np.testing.assert_allclose(jnp.linalg.norm(x, axis=-1), 1, rtol=1e-5)
-    assert np.all(np.abs(x.mean(0)) < 5 * np.sqrt(1 / 5 / 4000))
+    assert np.all(np.abs(x.mean(0)) < BOUND * np.sqrt(1 / 5 / 4000))
     np.testing.assert_array_equal(d.log_prob(x), 0)
     assert d.support(x).all()
     assert not d.support(1.01 * x).any()

@@ -10,7 +10,7 @@ from jax import random
 import numpyro_ebm as ebm
 from numpyro_ebm import kernels
 from numpyro_ebm.pool import Observations
-from tests.statistics import assert_mean
+from tests.statistics import BOUND, assert_mean
 
 TARGET = ebm.EnergyBased(lambda x: x**2, dist.Normal(0, 1))
 ROWS = Observations(jnp.arange(5.0) + 100)
@@ -21,7 +21,7 @@ TINY = kernels.ula(1e-12)  # moves that keep a chain where it was put
 def test_chains_start_at_draws_of_the_base():
     state = ebm.ChainPool(TINY, 4000).start(random.key(0), TARGET)
     assert state.position.shape == (4000,)
-    assert abs(float(state.position.var()) - 1) < 5 * np.sqrt(2 / 4000)
+    assert abs(float(state.position.var()) - 1) < BOUND * np.sqrt(2 / 4000)
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_chains_restart_at_the_data(probability):
     state, moved = pool.advance(random.key(1), state, None, TARGET, ROWS)
     restarted = np.asarray(moved) > 50
     error = np.sqrt(probability * (1 - probability) / 5000)
-    assert abs(restarted.mean() - probability) <= 5 * error
+    assert abs(restarted.mean() - probability) <= BOUND * error
     counts = np.bincount(np.round(np.asarray(moved)[restarted] - 100).astype(int), minlength=5)
-    assert np.all(np.abs(counts / counts.sum() - 0.2) < 5 * np.sqrt(0.16 / counts.sum()))
+    assert np.all(np.abs(counts / counts.sum() - 0.2) < BOUND * np.sqrt(0.16 / counts.sum()))
 
 
 def test_masked_rows_are_no_restarts():
@@ -62,7 +62,7 @@ def test_chains_are_reinitialised():
     pool = ebm.ChainPool(TINY, 5000, reinit_prob=0.05, init=dist.Uniform(10, 11))
     state = pool.start(random.key(0), TARGET)._replace(position=jnp.zeros(5000))
     _, moved = pool.advance(random.key(1), state, None, TARGET)
-    assert abs((np.asarray(moved) > 5).mean() - 0.05) < 5 * np.sqrt(0.05 * 0.95 / 5000)
+    assert abs((np.asarray(moved) > 5).mean() - 0.05) < BOUND * np.sqrt(0.05 * 0.95 / 5000)
 
 
 def test_drawn_chains_are_written_back_and_others_stay():

@@ -15,6 +15,7 @@ import numpyro_ebm as ebm
 from numpyro_ebm.distributions import validate_observations
 from tests.contracts.generated import SCALES, floats, generated
 from tests.contracts.parts import Quadratic
+from tests.statistics import BOUND
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -219,4 +220,4 @@ def test_chains_have_the_units_of_a_table_of_any_scale(scale):
     d = ebm.standardized(lambda z: 1.5 * jnp.sum(z**2), x)
     chains = ebm.ChainPool(pool_size=2000, num_steps=100).sample(random.key(0), d)
     z = (np.float64(chains) - np.float64(d.energy.mean)) / np.float64(d.energy.deviation)
-    assert np.all(np.abs(np.mean(z**2, 0) - 0.25) < 5 * 0.25 * np.sqrt(2 / 2000))
+    assert np.all(np.abs(np.mean(z**2, 0) - 0.25) < BOUND * 0.25 * np.sqrt(2 / 2000))

@@ -9,6 +9,7 @@ from scipy.special import ive
 from scipy.stats import norm
 
 import numpyro_ebm as ebm
+from tests.statistics import BOUND
 
 
 def normal(scale):
@@ -53,7 +54,7 @@ def test_z_scores_of_divergences():
         for seed in range(200)
     ]
     z = np.array([(run.value - truth) / run.stderr for run in runs])
-    assert abs(z.mean()) < 5 / np.sqrt(200)
+    assert abs(z.mean()) < BOUND / np.sqrt(200)
     assert 0.75 < z.std() < 1.25
 
 

@@ -9,6 +9,7 @@ from jax import random
 
 import numpyro_ebm as ebm
 from tests.infer.teacher import rejection, student
+from tests.statistics import BOUND
 
 
 def best_in_ball(x, radius, num_features=600, num_steps=400):
@@ -158,7 +159,7 @@ def test_score_distance(p, q, truth):  # 20 s
     """Of N(1, 4) and N(0, 1): E (x - (x - 1) / 4)^2; of von Mises-Fisher: kappa^2 E (1 - t^2)."""
     found = ebm.score_distance(p, q, random.key(0))
     assert found.reliable
-    assert abs(found.value - truth) < 5 * found.stderr + 1e-6
+    assert abs(found.value - truth) < BOUND * found.stderr + 1e-6
     assert found.stderr < 0.1 * truth
 
 

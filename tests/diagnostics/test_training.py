@@ -16,6 +16,7 @@ from numpyro.infer import SVI, Trace_ELBO
 import numpyro_ebm as ebm
 from numpyro_ebm import plots
 from numpyro_ebm.handlers.history import empty_history, record
+from tests.statistics import BOUND
 
 X = random.normal(random.key(0), (30, 2))
 
@@ -69,7 +70,7 @@ def test_age_and_origin_of_chains():
     assert np.isnan(plain["age"].values[12:]).all()
     assert set(age % 3) == {0.0}
     assert age.mean() < 20
-    assert abs(restarts.mean() - 20) < 5 * np.sqrt(40 / 4 / 12)
+    assert abs(restarts.mean() - 20) < BOUND * np.sqrt(40 / 4 / 12)
     assert set(origin) == {1.0}
     assert data["origin"].attrs["flag_meanings"] == "start observation init repair"
 

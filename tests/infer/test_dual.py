@@ -16,6 +16,7 @@ from numpyro import handlers
 import numpyro_ebm as ebm
 from numpyro_ebm.energies import MAX_MEAN_WEIGHT
 from tests.infer.teacher import divergence, fresh_points, rejection, student, teacher
+from tests.statistics import BOUND
 
 RADIUS = 5.0
 X = ebm.SphereUniform(3).sample(random.key(7), (60,)) + jnp.array([0.0, 0.0, 1.0])
@@ -516,4 +517,4 @@ def test_four_moves_of_a_quarter_step_do_better_than_published():
             + ((weights[:, None] * (function(np.asarray(fresh, np.float64)) - truth)) ** 2).sum(0)
         )
         # particles' step is 5e-3: its bias, O(step * (d - 1)), is allowed on top
-        assert np.all(np.abs(function(particles).mean(0) - truth) < 5 * error + 0.01)
+        assert np.all(np.abs(function(particles).mean(0) - truth) < BOUND * error + 0.01)

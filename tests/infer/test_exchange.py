@@ -11,10 +11,9 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer import MCMC, NUTS, Gibbs
 from scipy.special import ive
-from scipy.stats import chi2
 
 import numpyro_ebm as ebm
-from tests.statistics import assert_mean
+from tests.statistics import assert_mean, assert_uniform_ranks
 
 FLAT = dist.ImproperUniform(constraints.real, (), ())
 
@@ -240,9 +239,7 @@ def test_simulation_based_calibration(name):
         return jnp.sum(draws < theta)
 
     ranks = np.asarray(jax.jit(jax.vmap(replicate))(random.split(random.key(5), 400)))
-    counts = np.bincount(ranks, minlength=num_ranks)
-    statistic = np.sum((counts - 400 / num_ranks) ** 2) / (400 / num_ranks)
-    assert statistic < chi2.ppf(1 - 1e-4, num_ranks - 1)
+    assert_uniform_ranks(ranks, num_ranks)
 
 
 def test_refuses():

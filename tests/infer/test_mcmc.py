@@ -15,7 +15,7 @@ from numpyro.infer.util import log_density
 
 import numpyro_ebm as ebm
 from tests.kernels.test_kernels import mean_resultant
-from tests.statistics import assert_mean
+from tests.statistics import BOUND, assert_mean
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.x announces its successor
@@ -162,7 +162,7 @@ def test_mala_agrees_with_nuts_on_a_mixed_model_and_as_a_block_of_gibbs():  # 30
         assert set(draws) == {"direction", "length", "vector"}, name
         for site in draws:
             z = z_between(draws[site], truth[site])
-            assert np.all(np.abs(z) < 5), (name, site, z)
+            assert np.all(np.abs(z) < BOUND), (name, site, z)
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_elements_of_a_plate_are_accepted_each_on_its_own():  # 15 s
     assert kernel._elements.dims == [-2, -1]
     truth = run(NUTS(plated), y, num_warmup=500, num_samples=1000)
     z = z_between(*(m.get_samples(group_by_chain=True)["x"] for m in (mcmc, truth)))
-    assert np.all(np.abs(z) < 5)
+    assert np.all(np.abs(z) < BOUND)
     # a joint acceptance of 60 elements needs a far smaller step
     assert float(mcmc.get_extra_fields()["adapt_state.step_size"].min()) > 0.05
 

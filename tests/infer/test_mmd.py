@@ -8,6 +8,7 @@ import pytest
 from jax import random
 
 import numpyro_ebm as ebm
+from tests.statistics import BOUND
 
 SPHERE = ebm.SphereUniform(3)
 
@@ -23,9 +24,9 @@ def test_kernel_is_the_mean_over_features():
     for seed in range(3):
         x, y = random.normal(random.key(seed + 1), (2, 3))
         products = jax.nn.relu(features @ x) * jax.nn.relu(features @ y)
-        assert abs(float(ebm.arc_cosine_kernel(x, y)) - float(products.mean())) < 5 * float(products.std()) / np.sqrt(
-            200_000
-        )
+        assert abs(float(ebm.arc_cosine_kernel(x, y)) - float(products.mean())) < BOUND * float(
+            products.std()
+        ) / np.sqrt(200_000)
 
 
 def test_kernel_is_differentiable_where_both_are_equal():
@@ -57,7 +58,7 @@ def test_particles_sample_the_energy_of_the_ball():
     exact = ebm.smc_sampler(fitted, random.key(2), 4_000).particles
     for moment in (lambda x: x, lambda x: x**2):
         means = [moment(sample).mean(0) for sample in (result.particles, exact)]
-        assert np.all(np.abs(means[0] - means[1]) < 5 / np.sqrt(1_000))
+        assert np.all(np.abs(means[0] - means[1]) < BOUND / np.sqrt(1_000))
     assert np.isclose(result.inverse_temperatures[-1], 3.0 / result.discrepancies[-1], rtol=1e-4)
 
 
