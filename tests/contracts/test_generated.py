@@ -1,5 +1,8 @@
 """Input of any size and scale gives the right number, or an error of ours before work starts."""
 
+import contextlib
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -164,6 +167,50 @@ def test_first_updates_are_finite_and_keep_shapes(x, name, scale):
         x = np.float64(x * np.float32(scale))
         gradient = np.sum((1 + 2 * 0.5) * 2 * x**2 - 2, 0)
         assert_same(theta, 0.5 - 1e-3 * gradient, 1e-3 * np.sum(4 * x**2, 0) + 1)
+
+
+@pytest.mark.filterwarnings("ignore:subsample_size does not match")
+@generated(
+    4,
+    25,
+    sizes=st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=3),
+    event=st.sampled_from([(), (1,), (2,)]),
+    batch=st.integers(1, 4),
+    masked=st.booleans(),
+)
+def test_plates_of_any_shape_are_their_rows(sizes, event, batch, masked):
+    """A batch larger than the data is the data, of which NumPyro warns. Slow: 60 s."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(*sizes, *event)).astype(np.float32)
+    mask = rng.random(sizes) < 0.5 if masked else np.ones(sizes, bool)
+    batches = []
+
+    def plated():
+        theta = numpyro.param("theta", 0.5)
+        base = dist.Normal(0, 1).expand(event).to_event(len(event))
+        d = ebm.EnergyBased(lambda x: theta * jnp.sum(x**2), base)
+        with contextlib.ExitStack() as plates:
+            for i, size in enumerate(sizes[:-1]):
+                plates.enter_context(numpyro.plate(f"plate {i}", size, dim=i - len(sizes)))
+            index = plates.enter_context(numpyro.plate("rows", sizes[-1], subsample_size=batch, dim=-1))
+            rows, keep = (jnp.take(a, index, axis=len(sizes) - 1) for a in (x, mask))
+            batches.append((np.asarray(rows), np.asarray(keep)))
+            numpyro.sample("x", d.mask(keep) if masked else d, obs=rows)
+
+    with numpyro.handlers.seed(rng_seed=1):
+        value, _ = numpyro.infer.util.log_density(plated, (), {}, {"theta": 0.5})
+    rows, keep = batches[-1]
+    scale, squares = x.size / rows.size, np.sum(rows**2, tuple(range(len(sizes), x.ndim)))
+    size = math.prod(event)
+    expected = scale * np.sum(keep * (-squares - size * np.log(2 * np.pi) / 2))
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
+
+    svi = SVI(ebm.estimate(plated, ebm.ScoreMatching()), lambda: None, optax.sgd(1.0), Trace_ELBO())
+    state, _ = svi.update(svi.init(random.key(0)))
+    rows, keep = batches[-1]  # half of |s|^2 and the trace of the Hessian, s = -(1 + 2 theta) x, differentiated by hand
+    squares = np.sum(rows**2, tuple(range(len(sizes), x.ndim)))
+    expected = scale * np.sum(keep * (2 * (1 + 2 * 0.5) * squares - 2 * size))
+    np.testing.assert_allclose(0.5 - svi.get_params(state)["theta"], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", TRAINERS)
