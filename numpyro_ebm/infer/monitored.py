@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -101,6 +102,8 @@ class MonitoredSVI(SVI):
 
         Parameters
         ----------
+        progress_bar
+            Show loss, acceptance and restarts while it runs, in terminals and notebooks. Nothing is shown elsewhere.
         checkpoint
             Directory in which to save the state, by :func:`numpyro_ebm.checkpoint.save`. Where it holds one already, of a
             run that was cut off, this one goes on from there up to `num_steps` in all, with a warning that says so; its
@@ -154,7 +157,7 @@ class MonitoredSVI(SVI):
 
         losses: list = [np.zeros(0)]
         length, num_heals, num_skipped = 1, 0, 0
-        with tqdm(total=num_steps, initial=done, disable=not progress_bar) as bar:
+        with tqdm(total=num_steps, initial=done, disable=not (progress_bar and _is_watched())) as bar:
             while done < num_steps:
                 length = min(length, num_steps - done, checkpoint_every - done % checkpoint_every)
                 began = time.perf_counter()
@@ -257,6 +260,13 @@ class MonitoredSVI(SVI):
             if key is not None:
                 self._compiled[key] = compiled
         return compiled(dynamic)
+
+
+def _is_watched():
+    """Whether somebody sees a progress bar: stderr is a terminal's, or a notebook's."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return "IPKernelApp" in getattr(shell, "config", ()) or (sys.stderr is not None and sys.stderr.isatty())
 
 
 def _on_auto_mesh(leaf):
