@@ -15,6 +15,13 @@ POLICIES = ("raise", "stop", "heal")
 class DivergenceError(RuntimeError):
     """Training went wrong.
 
+    Parameters
+    ----------
+    message
+        What went wrong, and the next step.
+    step, result, site, report
+        As the attributes.
+
     Attributes
     ----------
     step
@@ -25,6 +32,15 @@ class DivergenceError(RuntimeError):
         Name of the site whose chains show it; None where a loss or parameter is not finite.
     report
         :func:`chain_report` of the update that went wrong.
+
+    Examples
+    --------
+    >>> error = DivergenceError("update 7 went wrong", 7, None, site="x")
+    >>> try:
+    ...     raise error     # as DualSGDA.run and MonitoredSVI.run do
+    ... except DivergenceError as caught:
+    ...     print(caught.step, caught.site)     # and go on from caught.result
+    7 x
     """
 
     def __init__(self, message: str, step: int, result: Any, site: str | None = None, report: dict | None = None):
@@ -149,6 +165,11 @@ def chain_report(state: Any, max_energy: float = 1e4) -> dict[str, ChainReport]:
         under `jax.vmap`, the report's numbers are arrays.
     max_energy
         Limit on absolute energies, over which a run counts as diverged.
+
+    Returns
+    -------
+    dict of ChainReport
+        By the name of the site.
 
     Raises
     ------

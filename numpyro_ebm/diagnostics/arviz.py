@@ -59,7 +59,7 @@ def to_arviz(
         arguments; the state of a pool, with its fitted distribution in the place of the model.
         Results and pools are point estimates: their chains go on from the pool by :class:`~numpyro_ebm.MALA`, at the
         parameters that they have now, so that R-hat and effective sample size are those of a target that stands still.
-    model, args, kwargs
+    model, *args, **kwargs
         The model and its arguments, without ``estimate``; an `MCMC` knows them.
     rng_key
         Key of chains and log Z; needed for results and pools, and for the log-likelihood of an `MCMC` whose
@@ -159,6 +159,16 @@ def to_arviz(
 
 def block_fields(kernel: Gibbs) -> tuple[str, ...]:
     """Names of the statistics of a ``Gibbs`` kernel's blocks, for ``extra_fields`` of ``mcmc.run``.
+
+    Parameters
+    ----------
+    kernel
+        A ``Gibbs`` kernel, of any blocks.
+
+    Returns
+    -------
+    tuple of str
+        Such as ``'block_states.0.accept_prob'``.
 
     Examples
     --------

@@ -63,6 +63,11 @@ def score_distance(
     **options
         Of `log_normalizer`.
 
+    Returns
+    -------
+    Distance
+        Estimate, standard error, and whether they are reliable.
+
     Raises
     ------
     TypeError, ValueError
@@ -114,6 +119,11 @@ def kl_divergence(
     p, q, rng_key, x, num_draws, **options
         As in :func:`score_distance`.
 
+    Returns
+    -------
+    Distance
+        Estimate, standard error, and whether they are reliable.
+
     Raises
     ------
     TypeError, ValueError
@@ -150,6 +160,11 @@ def total_variation(
     ----------
     p, q, rng_key, x, num_draws, **options
         As in :func:`score_distance`.
+
+    Returns
+    -------
+    Distance
+        Estimate, standard error, and whether they are reliable.
 
     Raises
     ------

@@ -92,6 +92,11 @@ def duality_gap(
     **options
         Of :func:`~numpyro_ebm.log_normalizer`: `num_moves`, `target_ess`, `reference`.
 
+    Returns
+    -------
+    DualityGap
+        The bound in nats per observation, its standard error, and whether it is reliable.
+
     Raises
     ------
     TypeError, ValueError

@@ -61,7 +61,7 @@ def posterior_log_likelihood(
     samples
         Draws of its latent variables by name, each of shape ``(chain, draw, ...)``:
         ``mcmc.get_samples(group_by_chain=True)``.
-    args, kwargs
+    *args, **kwargs
         The model's arguments.
     rng_key
         Key; not needed where all log Z are known.
@@ -70,10 +70,28 @@ def posterior_log_likelihood(
     options
         Of `log_normalizer`.
 
+    Returns
+    -------
+    dict of SiteLogLikelihood
+        By the name of the site.
+
     Raises
     ------
     ValueError
         If the model has no observed energy-based site, samples are not of one shape, or a key is missing.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_ebm as ebm
+    >>> def model(x):
+    ...     theta = numpyro.sample("theta", dist.Gamma(1, 1))
+    ...     with numpyro.plate("data", x.shape[0]):
+    ...         numpyro.sample("x", ebm.EnergyBased(lambda x: theta * x**2 / 2, dist.Normal(0, 1)), obs=x)
+    >>> found = posterior_log_likelihood(
+    ...     model, {"theta": jnp.ones((2, 10))}, jnp.zeros(3), rng_key=random.key(0), method="quadrature"
+    ... )
+    >>> found["x"].value.shape     # chain, draw, observation
+    (2, 10, 3)
     """
     shapes = {np.shape(value)[:2] for value in samples.values()}
     if len(shapes) != 1 or len(next(iter(shapes))) != 2:

@@ -23,7 +23,19 @@ from numpyro_ebm.energies import as_energy, as_float
 
 
 class IntractableNormalizerError(RuntimeError):
-    """The gradient of an unnormalised density was asked for in what its normaliser depends on."""
+    """The gradient of an unnormalised density was asked for in what its normaliser depends on.
+
+    Examples
+    --------
+    >>> import jax, numpyro.distributions as dist
+    >>> def loss(theta):
+    ...     return -EnergyBased(lambda x: theta * x**2, dist.Normal(0, 1)).log_prob(1.0)
+    >>> try:
+    ...     jax.grad(loss)(2.0)     # lacks the derivative of log Z
+    ... except IntractableNormalizerError as error:
+    ...     print(str(error).split(" of this")[0])
+    EnergyBased: the normaliser
+    """
 
 
 def _refuse(site: str) -> IntractableNormalizerError:
@@ -80,6 +92,8 @@ class EnergyBased(dist.Distribution):
     sampler
         ``sampler(rng_key, distribution, sample_shape)``, which returns draws of shape
         ``sample_shape + batch_shape + event_shape``.
+    validate_args
+        As in every NumPyro distribution: whether values are held to the support.
 
     Raises
     ------

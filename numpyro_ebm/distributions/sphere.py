@@ -85,6 +85,8 @@ class SphereUniform(dist.Distribution):
     ----------
     dim
         Dimension of the space around the sphere, at least 2.
+    validate_args
+        As in every NumPyro distribution: whether values are held to the support.
 
     Examples
     --------

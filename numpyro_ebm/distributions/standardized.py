@@ -51,6 +51,11 @@ def standardized(energy: Any, x: ArrayLike, inverse_temperature: Any = 1.0) -> E
     inverse_temperature
         As in :class:`~numpyro_ebm.EnergyBased`.
 
+    Returns
+    -------
+    EnergyBased
+        In the units of `x`.
+
     Raises
     ------
     ValueError

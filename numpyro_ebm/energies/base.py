@@ -18,6 +18,20 @@ class Energy(abc.ABC):
     ``x`` has shape ``(..., *batch_shape, *event_shape)`` and the value ``(..., *batch_shape)``.
     Subclass it as a frozen dataclass registered with :func:`jax.tree_util.register_dataclass`;
     anything else callable goes through :func:`as_energy`.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Quartic(Energy):
+    ...     scale: jax.Array
+    ...
+    ...     def __call__(self, x):
+    ...         return self.scale * x**4
+    >>> _ = jax.tree_util.register_dataclass(Quartic, data_fields=["scale"], meta_fields=[])
+    >>> float(Quartic(jnp.array(0.5))(2.0))
+    8.0
     """
 
     batch_shape: tuple[int, ...] = ()
@@ -148,6 +162,11 @@ def as_energy(energy: Any, event_shape: tuple[int, ...] | None = None, batch_sha
         Shape of one event; an `Energy` is checked against it, a callable is mapped over ``()`` by default.
     batch_shape
         Batch shape that is known beforehand, from the base, say.
+
+    Returns
+    -------
+    Energy
+        `energy` itself where it is one.
 
     Raises
     ------

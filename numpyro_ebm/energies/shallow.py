@@ -302,6 +302,11 @@ def f1_energy(
     power, bias, activation
         As in :class:`F1Energy`.
 
+    Returns
+    -------
+    F1Energy
+        With the values that the parameters have in this call of the model.
+
     Raises
     ------
     ValueError
@@ -360,6 +365,11 @@ def f2_energy(
         As in :class:`F1Energy`.
     seed
         Of the features.
+
+    Returns
+    -------
+    F2Energy
+        With the values that the parameters have in this call of the model.
 
     Raises
     ------

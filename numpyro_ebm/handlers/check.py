@@ -26,7 +26,7 @@ def check_model(model: Callable, *args: Any, **kwargs: Any) -> dict[str, frozens
     ----------
     model
         A NumPyro model.
-    args, kwargs
+    *args, **kwargs
         Its arguments.
 
     Returns
@@ -120,7 +120,7 @@ def fitted_distribution(
     params
         Values of its parameters, as `SVIRunResult.params` holds them, and of the latent variables
         that the energy depends on, if there are any.
-    args, kwargs
+    *args, **kwargs
         The model's arguments.
     site
         Name of the site; not needed where there is only one that is energy-based.
@@ -135,6 +135,17 @@ def fitted_distribution(
     ValueError
         If there is no such site, several and none named, a parameter without a value, or an
         energy that depends on a latent variable without a value.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> def model(x):
+    ...     theta = numpyro.param("theta", 1.0)
+    ...     with numpyro.plate("data", x.shape[0]):
+    ...         numpyro.sample("x", EnergyBased(lambda x: theta * x**2, dist.Normal(0, 1)), obs=x)
+    >>> fitted = fitted_distribution(model, {"theta": 2.0}, jnp.zeros(5))
+    >>> float(fitted.score(jnp.array(1.0)))     # -1 of the base, -4 of the energy
+    -5.0
     """
     if not isinstance(params, Mapping):
         raise TypeError(f"params must be a dict of values by name, got {type(params).__name__}")

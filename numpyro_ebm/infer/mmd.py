@@ -41,6 +41,11 @@ def arc_cosine_kernel(x: jax.Array, y: jax.Array) -> jax.Array:
     x, y
         Vectors of shape ``(d,)``.
 
+    Returns
+    -------
+    jax.Array
+        A number.
+
     References
     ----------
     Cho and Saul (2009), Kernel methods for deep learning.

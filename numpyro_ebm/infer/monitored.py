@@ -39,7 +39,7 @@ class MonitoredSVI(SVI):
         As in `SVI`; the model is one under :func:`~numpyro_ebm.estimate`, or any other.
     monitor
         Limits, and what happens outside of them; by default ``Monitor()``, which raises.
-    static_kwargs
+    **static_kwargs
         As in `SVI`.
 
     Raises

@@ -73,6 +73,11 @@ def mala(
         As in :func:`ula`. Where `step_size` is None, a pool takes the standard deviations of the
         base where it has them.
 
+    Returns
+    -------
+    AdjustedLangevin or Transformed
+        A kernel with ``init(position, logdensity_fn)`` and ``step(rng_key, state, logdensity_fn)``.
+
     Raises
     ------
     ValueError

@@ -26,6 +26,16 @@ class LangevinState(NamedTuple):
         Its gradient, tangent to the manifold.
     num_moves
         Moves made so far: what a schedule of step sizes is a function of.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jax import random
+    >>> from numpyro_ebm import kernels
+    >>> state = kernels.mala(0.1).init(jnp.zeros((5, 2)), lambda x: -jnp.sum(x**2, -1) / 2)     # five chains
+    >>> state, info = kernels.mala(0.1).step(random.key(0), state, lambda x: -jnp.sum(x**2, -1) / 2)
+    >>> state.position.shape, int(state.num_moves)
+    ((5, 2), 1)
     """
 
     position: Any
@@ -47,6 +57,16 @@ class LangevinInfo(NamedTuple):
         Whether log-density or gradient were not finite where the move led.
     is_divergent
         `is_nonfinite`, or an energy error over 1000.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jax import random
+    >>> from numpyro_ebm import kernels
+    >>> state = kernels.mala(0.1).init(jnp.zeros((5, 2)), lambda x: -jnp.sum(x**2, -1) / 2)     # five chains
+    >>> state, info = kernels.mala(0.1).step(random.key(0), state, lambda x: -jnp.sum(x**2, -1) / 2)
+    >>> info.acceptance_rate.shape, bool(info.is_divergent.any())
+    ((5,), False)
     """
 
     acceptance_rate: jax.Array
@@ -75,7 +95,24 @@ EUCLIDEAN = Euclidean()
 class Langevin:
     """An unadjusted Langevin kernel; made by :func:`~numpyro_ebm.kernels.ula`.
 
-    `geometry` is a manifold, or a pytree of manifolds of the structure of the position.
+    Parameters
+    ----------
+    step_size
+        As in :func:`~numpyro_ebm.kernels.ula`.
+    temperature
+        The noise's, squared: 1 samples the density.
+    geometry
+        A manifold, or a pytree of manifolds of the structure of the position.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jax import random
+    >>> kernel = Langevin(0.1)
+    >>> state = kernel.init(jnp.zeros(3), lambda x: -jnp.sum(x**2) / 2)
+    >>> state, info = kernel.step(random.key(0), state, lambda x: -jnp.sum(x**2) / 2)
+    >>> state.position.shape, int(state.num_moves)
+    ((3,), 1)
     """
 
     step_size: ArrayLike | Callable | None
@@ -173,7 +210,27 @@ class AdjustedLangevin(Langevin):
 
 
 def select(condition: jax.Array, new: LangevinState, old: LangevinState) -> LangevinState:
-    """The chains of `new` where `condition` (of shape ``batch``) holds, else of `old`; `num_moves` of `old`."""
+    """The chains of `new` where `condition` (of shape ``batch``) holds, else of `old`; `num_moves` of `old`.
+
+    Parameters
+    ----------
+    condition
+        Booleans, shape ``batch``.
+    new, old
+        States of the same chains.
+
+    Returns
+    -------
+    LangevinState
+        Of the shapes of both.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> a, b = (Langevin(0.1).init(x, lambda x: -jnp.sum(x**2, -1)) for x in (jnp.zeros((2, 3)), jnp.ones((2, 3))))
+    >>> select(jnp.array([True, False]), a, b).position.tolist()
+    [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
+    """
 
     def choose(a, b):
         return jnp.where(jnp.reshape(condition, condition.shape + (1,) * (jnp.ndim(a) - condition.ndim)), a, b)

@@ -58,10 +58,24 @@ def ula(step_size: ArrayLike | Callable, temperature: float = 1.0) -> Langevin:
     step_size, temperature
         As in :func:`numpyro_ebm.kernels.ula`.
 
+    Returns
+    -------
+    Langevin
+        A kernel with ``init(position, logdensity_fn)`` and ``step(rng_key, state, logdensity_fn)``.
+
     Raises
     ------
     ValueError
         If `step_size` or `temperature` is not positive.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jax import random
+    >>> state = ula(0.1).init(jnp.array([1.0, 0.0, 0.0]), lambda x: 2 * x[2])
+    >>> state, info = ula(0.1).step(random.key(0), state, lambda x: 2 * x[2])
+    >>> round(float(jnp.linalg.norm(state.position)), 5)
+    1.0
     """
     check_step_size(step_size)
     return Langevin(step_size, temperature, geometry=SPHERE)
@@ -76,6 +90,11 @@ def mala(step_size: ArrayLike | Callable | None = None) -> AdjustedLangevin:
     ----------
     step_size
         As in :func:`numpyro_ebm.kernels.mala`.
+
+    Returns
+    -------
+    AdjustedLangevin
+        A kernel with ``init(position, logdensity_fn)`` and ``step(rng_key, state, logdensity_fn)``.
 
     Raises
     ------
@@ -108,9 +127,23 @@ def projected(step_size: ArrayLike | Callable, temperature: float = 1.0) -> Lang
     step_size, temperature
         As in :func:`numpyro_ebm.kernels.ula`.
 
+    Returns
+    -------
+    Langevin
+        A kernel with ``init(position, logdensity_fn)`` and ``step(rng_key, state, logdensity_fn)``.
+
     References
     ----------
     Domingo-Enrich et al. (2022), Dual training of energy-based models with overparametrized shallow neural networks.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jax import random
+    >>> state = projected(0.1).init(jnp.array([1.0, 0.0, 0.0]), lambda x: 2 * x[2])
+    >>> state, info = projected(0.1).step(random.key(0), state, lambda x: 2 * x[2])
+    >>> round(float(jnp.linalg.norm(state.position)), 5)
+    1.0
     """
     check_step_size(step_size)
     return Langevin(step_size, temperature, geometry=PROJECTED_SPHERE)

@@ -24,6 +24,11 @@ def on_support(kernel: Langevin | Transformed, support: constraints.Constraint) 
     support
         Constraint of NumPyro, or of :class:`~numpyro_ebm.SphereUniform`.
 
+    Returns
+    -------
+    kernel
+        The same one on R^d and on spheres, a :class:`Transformed` one elsewhere.
+
     Raises
     ------
     ValueError

@@ -47,6 +47,21 @@ class Transformed:
     """A kernel that moves where `transform` maps from: R^d in other units, or unconstrained.
 
     Made by :func:`~numpyro_ebm.kernels.on_support`, or by a kernel's `scale`.
+
+    Parameters
+    ----------
+    kernel
+        A kernel on R^d.
+    transform
+        From where it moves to where the density is.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numpyro.distributions as dist
+    >>> from numpyro_ebm import kernels
+    >>> kernel = Transformed(kernels.mala(0.1), dist.transforms.ExpTransform())
+    >>> float(kernel.init(jnp.array(2.0), dist.Exponential(1).log_prob).position)
+    2.0
     """
 
     kernel: Any

@@ -343,6 +343,13 @@ def log_likelihood(
         Key of log Z.
     normalizer
         What :func:`log_normalizer` returned for this distribution; by default it is called, with `options`.
+    **options
+        Of :func:`log_normalizer`: `method`, and that method's own.
+
+    Returns
+    -------
+    LogLikelihood
+        Of each observation, shape ``(n, *batch_shape)``; `mean` and `mean_stderr` are over observations.
 
     Raises
     ------

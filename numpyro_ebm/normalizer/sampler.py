@@ -78,6 +78,11 @@ def smc_sampler(
     reference
         Proper distribution to start from in the place of the base, where that can't be drawn from.
 
+    Returns
+    -------
+    ParticleSampler
+        A function ``sampler(rng_key, distribution, sample_shape)``, for :meth:`EnergyBased.with_sampler`.
+
     Raises
     ------
     ValueError

@@ -49,6 +49,11 @@ def plot_density(
     num
         Number of points in each dimension, at the centres of as many cells.
 
+    Returns
+    -------
+    matplotlib.axes.Axes
+        What was drawn on: `ax`, or that of the new figure.
+
     Raises
     ------
     ValueError

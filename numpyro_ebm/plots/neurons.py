@@ -28,6 +28,11 @@ def plot_neurons(energy: F1Energy | F2Energy, ax: Any = None) -> "Axes":
     ax
         Axes to draw on; of projection ``"mollweide"`` for three dimensions. By default those of a new figure.
 
+    Returns
+    -------
+    matplotlib.axes.Axes
+        What was drawn on: `ax`, or that of the new figure.
+
     Raises
     ------
     ValueError

@@ -96,6 +96,11 @@ def plot_energies(distribution: EnergyBased, chains: Any, x: Any, ax: Any = None
     bins
         Number of bins, the same for both.
 
+    Returns
+    -------
+    matplotlib.axes.Axes
+        What was drawn on: `ax`, or that of the new figure.
+
     Raises
     ------
     ValueError
@@ -144,6 +149,11 @@ def plot_chains(chains: Any, ax: Any = None, *, num: int = 8, component: int = 0
         Largest number of chains to draw, the first ones.
     component
         Which one of the flattened event's components.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        What was drawn on: `ax`, or that of the new figure.
 
     Raises
     ------

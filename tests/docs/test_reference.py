@@ -1,10 +1,12 @@
-"""Every public name stands in the reference, with a docstring."""
+"""Every public name stands in the reference, with a docstring of numpydoc's form."""
 
 import importlib
 import inspect
 import re
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 import numpyro_ebm
 
@@ -58,11 +60,32 @@ def test_every_public_name_is_in_the_reference():
     assert not missing, f"add to docs/reference: {', '.join(missing)}"
 
 
-def test_every_public_name_has_a_docstring():
+@pytest.mark.slow
+def test_every_public_name_has_parameters_returns_and_an_example():
+    """Budget: 10 seconds. Examples run as doctests."""
+    validate = pytest.importorskip(
+        "numpydoc.validate", reason="docstrings are read by what pip install 'numpyro_ebm[docs]' brings"
+    )
+    # summary, parameters (missing and unknown), returned values, examples
+    held = {"GL08", "SS01", "PR01", "PR02", "RT01", "EX01"}
+    faults = []
+    for name, value in public(numpyro_ebm):
+        if callable(value):
+            found = validate.validate(name)
+            # fields of named tuples are attributes
+            ignored = {"PR01"} if hasattr(value, "_fields") and "Attributes" in value.__doc__ else set()
+            faults += [f"{name}: {text}" for code, text in found["errors"] if code in held - ignored]
+            assert ">>> " in value.__doc__, name
+    assert not faults, "\n".join(faults)
+
+
+def test_every_public_method_has_a_docstring():
     missing = [
-        name
+        f"{name}.{method}"
         for name, value in public(numpyro_ebm)
-        if (inspect.isclass(value) or callable(value)) and not (value.__doc__ or "").strip()
+        if inspect.isclass(value)
+        for method, defined in vars(value).items()
+        if inspect.isfunction(defined) and not method.startswith("_") and not inspect.getdoc(getattr(value, method))
     ]
     assert not missing
 
