@@ -4,8 +4,11 @@ import base64
 import hashlib
 import json
 import os
+import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # messages
 
 # notebooks run in kernels that inherit these
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -26,6 +29,7 @@ extensions = [
     "sphinx-mathjax-offline",
     "sphinx_copybutton",
     "sphinx_design",
+    "messages",
 ]
 exclude_patterns = ["_build"]
 nitpicky = True

@@ -191,7 +191,10 @@ def _log_ratio(p, q, rng_key, x, num_draws, options):
     x, num_batches, reliable, reason = _draws(p, q, rng_key, x, num_draws, options)
     log_ratio = np.asarray(_log_density(p, x) - _log_density(q, x), np.float64)
     if not np.all(np.isfinite(log_ratio)):
-        raise ValueError("p or q is not finite at draws of p")
+        raise ValueError(
+            "log-densities of p and q must be finite at draws of p, but one of them is not at "
+            f"{np.sum(~np.isfinite(log_ratio))} of {len(log_ratio)}: give draws x at which both are"
+        )
     if reliable and not pareto_k(-log_ratio) <= _LARGEST_PARETO_K:
         reliable, reason = False, "draws of p say too little of q, which has its mass elsewhere (Pareto k over 0.7)"
     return log_ratio + logsumexp(-log_ratio) - np.log(len(log_ratio)), num_batches, reliable, reason

@@ -96,7 +96,9 @@ class LangevinMCMC(ModelKernel):
         if self._model is not None:
             init_params = self._init_model(key_model, init_params, model_args, model_kwargs)
         elif init_params is None:
-            raise ValueError("init_params are needed with potential_fn")
+            raise ValueError(
+                "init_params are needed with potential_fn, which doesn't say where to start: mcmc.run(rng_key, init_params=...)"
+            )
 
         def start(rng_key, z):
             state = self._kernel(self._step_size).init(z, self._logdensity_fn(model_args, model_kwargs))

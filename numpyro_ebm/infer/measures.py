@@ -115,7 +115,10 @@ class MeasureDynamics:
     ):
         values = np.asarray(data, float)
         if values.ndim != 1 or values.size < 3 or not np.all(values > 0) or abs(values.sum() - 1) > 1e-3:
-            raise ValueError("data must be positive probabilities on a grid of at least three points that sum to one")
+            raise ValueError(
+                "data must be positive probabilities on a grid of at least three points that sum to one, got shape "
+                f"{values.shape}, the least {values.min(initial=np.inf)}, of sum {values.sum()}: divide by their sum"
+            )
         check_positive("radius", radius)
         check_positive("timescale", timescale)
         if not (np.ndim(pull) == 0 and np.isfinite(pull) and pull >= 0):

@@ -179,7 +179,9 @@ class MMDFlow:
         if not callable(kernel):
             raise ValueError(f"kernel must be a function of two vectors, got {kernel!r}")
         if (radius is None) == (inverse_temperature is None):
-            raise ValueError("give either radius or inverse_temperature")
+            raise ValueError(
+                f"give either radius or inverse_temperature, got radius={radius!r} and {inverse_temperature=!r}"
+            )
         if radius is not None:
             check_positive("radius", radius)
         if inverse_temperature is not None and not (np.ndim(inverse_temperature) == 0 and inverse_temperature > 0):

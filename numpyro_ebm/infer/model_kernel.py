@@ -26,15 +26,16 @@ class ModelKernel(MCMCKernel):
 
     def __init__(self, model, potential_fn, init_strategy):
         if (model is None) == (potential_fn is None):
-            raise ValueError("give either model or potential_fn, and not both")
+            raise ValueError(
+                f"give either model or potential_fn, and not both, got model={model!r} and potential_fn={potential_fn!r}"
+            )
         if isinstance(model, Distribution):
             raise TypeError(
                 'model must be a function: wrap the distribution, as in lambda: numpyro.sample("x", distribution)'
             )
         if not callable(potential_fn if model is None else model):
-            raise TypeError(
-                f"model must be callable, got {model!r}" if potential_fn is None else "potential_fn must be callable"
-            )
+            name, given = ("model", model) if potential_fn is None else ("potential_fn", potential_fn)
+            raise TypeError(f"{name} must be callable, got {given!r}")
         self._model = model
         self._potential_fn = potential_fn
         self._init_strategy = init_strategy

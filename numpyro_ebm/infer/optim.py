@@ -61,7 +61,9 @@ def wasserstein_fisher_rao(learning_rate: ArrayLike | Callable) -> optax.Gradien
 
     def update(updates, state, params=None, *, scale, **extra_args):
         if params is None:
-            raise ValueError("wasserstein_fisher_rao needs params")
+            raise ValueError(
+                "wasserstein_fisher_rao needs the parameters that it moves, got None: update(updates, state, params)"
+            )
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         features, log_weights = params["features"], params["log_weights"]
         mean_field = rate * log_weights.shape[-1] / (scale * jnp.exp(log_weights))

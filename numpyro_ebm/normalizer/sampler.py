@@ -112,7 +112,7 @@ def smc_sampler(
     if not bool(jnp.all(run.is_complete)):
         raise ValueError(
             "tempered SMC did not get from the base to the model: the energy is not finite, or unbounded below, where the base "
-            "has mass"
+            "has mass: take a narrower base or reference"
         )
     if bool(jnp.any(is_spreading(run))):
         raise ValueError(
