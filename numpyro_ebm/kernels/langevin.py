@@ -100,7 +100,7 @@ class Langevin:
     step_size
         As in :func:`~numpyro_ebm.kernels.ula`.
     temperature
-        The noise's, squared: 1 samples the density.
+        Of the noise, whose variance is ``2 * temperature * step_size``: 1 samples the density.
     geometry
         A manifold, or a pytree of manifolds of the structure of the position.
 
